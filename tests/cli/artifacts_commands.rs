@@ -193,7 +193,7 @@ fn links_are_fresh_and_complete_where_they_can_be() {
     let id = served.create(&[]);
     let ids = served.leave(&id, LEAVE_SOME);
     let link = served.artifacts(["url", &ids[1]]);
-    assert!(link.stderr().starts_with("belljar: good until 20"), "{link}");
+    assert!(link.stderr().starts_with("belljar: valid until 20"), "{link}");
     // A second is lost where the server counts whole ones.
     let left = |finished: &Finished| finished.stderr().replace(" 9 min", " 10 min");
     assert!(left(&link).ends_with(", for 10 min\n"), "{link}");
@@ -300,7 +300,7 @@ fn a_download_is_whole_or_not_there() {
     exit 125
     --- stdout
     --- stderr
-    belljar: --json and -o - both want standard output; leave one of them out
+    belljar: --json and -o - both use standard output; leave one of them out
     ");
 
     // A part that an earlier download left is gone on with, if it is a part of this.
@@ -367,7 +367,7 @@ fn a_download_to_a_file_survives_a_killed_server() {
     --- stdout
     large.bin
     --- stderr
-    belljar: lost the server; looking for it for 60 seconds
+    belljar: lost the server; waiting for it for 60 seconds
     belljar: the server is back
     ");
     assert!(fs::read(served.context().path("large.bin")).expect("a file") == large());
@@ -399,7 +399,7 @@ fn a_download_to_a_pipe_survives_a_killed_server() {
     assert_eq!(ended.status.code(), Some(0));
     assert_eq!(
         String::from_utf8_lossy(&ended.stderr),
-        "belljar: lost the server; looking for it for 60 seconds\nbelljar: the server is back\n"
+        "belljar: lost the server; waiting for it for 60 seconds\nbelljar: the server is back\n"
     );
 }
 
@@ -422,7 +422,7 @@ fn ctrl_c_leaves_a_part_that_the_next_download_goes_on_with() {
     exit 130
     --- stdout
     --- stderr
-    belljar: what has come is in `art_[ID].part`; the same command goes on with it
+    belljar: the first part is in `art_[ID].part`; the same command continues the download
     ");
     let had = fs::metadata(&part).expect("it is kept").len();
     let again = served.artifacts(["get", &ids[0], "--json"]).json();

@@ -275,7 +275,7 @@ fn an_upload_survives_a_killed_server() {
     --- stdout
     /session/data/twenty.bin: 19.07 MiB
     --- stderr
-    belljar: lost the server; looking for it for 60 seconds
+    belljar: lost the server; waiting for it for 60 seconds
     belljar: the server is back
     ");
 }

@@ -281,7 +281,7 @@ fn a_state_directory_that_cannot_be_used_is_trouble() {
     exit 125
     --- stdout
     --- stderr
-    belljar: failed to make the state directory `[CWD]/file`: File exists (os error 17)
+    belljar: failed to create the state directory `[CWD]/file`: File exists (os error 17)
     ");
     assert_snapshot!(context.call(["key", "list"]), @r"
     exit 125
@@ -293,7 +293,7 @@ fn a_state_directory_that_cannot_be_used_is_trouble() {
     let context = TestContext::new().env("BELLJAR_STATE_DIR", "/proc/sys/belljar");
     let finished = context.call(["key", "create", "--name", "a"]);
     assert_eq!(finished.code, Some(125), "{finished}");
-    assert!(finished.stderr().contains("failed to make the state directory"), "{finished}");
+    assert!(finished.stderr().contains("failed to create the state directory"), "{finished}");
 }
 
 #[test]

@@ -238,22 +238,22 @@ fn every_command_explains_itself() {
     Usage: belljar <COMMAND>
 
     Commands:
-      run          Run code once in a fresh sandbox, and throw the sandbox away
-      serve        The server: sessions that remember, over HTTP
-      session      Sessions of a server: make, list, use and stop them
-      status       Whether a server runs, its sessions and what they use, and where everything is
-      shell        A terminal in a session, or a shell at the end of our own pipes
-      artifacts    Files that sessions have left: list, download, link, remove and check them
-      volume       Files that outlive sessions and are shared by them: make, list and remove volumes
-      key          API keys: who may use the server, and how much of it
-      usage        What tenants have used, per day
-      image        Images that sandboxes are made from: build, pull, import, list and remove them
-      view         What a session on disk has done: executions, variables, artifacts; also while it runs
-      setup        Prepare this machine: the Python environment of sandboxes, and a commented .env here
-      doctor       What this machine can enforce, what not, and what to do about it
-      bench        Latency, memory and density on this machine, beside docker and plain python3
-      completions  Completions of commands and flags for your shell
-      uninstall    Remove from this machine everything that Belljar keeps on it
+      run          Run code once in a new sandbox, which is removed afterwards
+      serve        Run the server: sessions over HTTP
+      session      Sessions of a server: create, list, use and stop them
+      status       Show whether a server runs, its sessions and their use, and the directories
+      shell        Open a terminal in a session, or a shell on standard input and output
+      artifacts    Artifacts of sessions: list, download, link, remove and verify them
+      volume       Volumes, whose files outlive sessions: create, list and remove them
+      key          API keys and their limits: create, list and revoke them
+      usage        Show the usage of tenants per day
+      image        Images of sandboxes: build, pull, import, list and remove them
+      view         Show the executions, variables and artifacts of a session on disk, also while it runs
+      setup        Prepare this machine: the Python environment of sandboxes, and a commented .env
+      doctor       Check what this machine can enforce, and what to do where it cannot
+      bench        Measure latency, memory and density, compared with docker and python3
+      completions  Print completions of commands and flags for your shell
+      uninstall    Remove everything that Belljar stores on this machine
       help         Print this message or the help of the given subcommand(s)
 
     Options:

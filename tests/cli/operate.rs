@@ -270,5 +270,5 @@ fn uninstalling_removes_what_is_ours_and_nothing_else() {
     assert_eq!(tree(&context.path("user")), [".local", ".local/share"]);
     assert!(!scratch.run_dir().exists() || tree(scratch.run_dir()).is_empty());
     let again = context.call(["uninstall", "--yes"]);
-    assert!(again.stdout().starts_with("There is nothing of Belljar's here."), "{again}");
+    assert!(again.stdout().starts_with("There is nothing to remove."), "{again}");
 }

@@ -15,7 +15,7 @@ fn a_session_remembers_and_is_found_by_its_key() {
     --- stdout
     ses_[ID]
     --- stderr
-    belljar: it was there already
+    belljar: the session existed already
     ");
     assert_eq!(served.create(&["--key", "demo"]), id);
     served.ok(["exec", "demo", "-c", "import os; x = 6 * 7"]);
@@ -43,7 +43,7 @@ fn a_session_remembers_and_is_found_by_its_key() {
     --- stdout
     ses_[ID]
     --- stderr
-    belljar: the session ses_[ID] had this key and is gone with everything in it: it was stopped
+    belljar: the session ses_[ID] had this key and was removed with everything in it: it was stopped
     ");
     let error = served.call(["exec", "demo", "-c", "x"]);
     assert_eq!(error.code, Some(1), "{error}");
@@ -222,7 +222,7 @@ fn an_exec_ends_as_its_code_does() {
     --- stdout
     --- stderr
     belljar: crashed: the kernel exited with status 9
-    belljar: the variables of the session are gone
+    belljar: the variables of the session are lost
     ");
     assert_snapshot!(exec(&["--max-output", "3", "-c", "print('abcdef')"]), @r"
     exit 0
@@ -276,7 +276,7 @@ fn work_in_the_background_is_joined_from_its_beginning() {
     let exec = begun.stdout().trim().to_owned();
     assert_eq!(
         begun.stderr(),
-        format!("belljar: it runs; `belljar session exec {id} --join {exec}` shows what it says\n")
+        format!("belljar: it runs; `belljar session exec {id} --join {exec}` shows its output\n")
     );
     let mut joined = served.start_exec([&id, "--join", &exec]);
     assert_eq!(joined.line(), "begun");
@@ -328,7 +328,7 @@ print('went on')";
     assert_eq!(
         stderr,
         format!(
-            "belljar: left running; `belljar session exec {id} --join {exec}` shows what it says\n"
+            "belljar: left running; `belljar session exec {id} --join {exec}` shows its output\n"
         )
     );
     let joined = served.call(["exec", &id, "--join", &exec]);
@@ -367,7 +367,7 @@ fn survives_a_kill(mut served: CliServer) {
     assert_eq!(stdout + &finished.stdout(), lines());
     assert_eq!(
         finished.stderr(),
-        "belljar: lost the server; looking for it for 60 seconds\nbelljar: the server is back\n"
+        "belljar: lost the server; waiting for it for 60 seconds\nbelljar: the server is back\n"
     );
 }
 
@@ -426,7 +426,7 @@ fn a_session_that_is_stopped_under_an_exec_ends_it_with_a_word() {
     --- stdout
     --- stderr
     belljar: interrupted: the session was ended: it was stopped
-    belljar: the variables of the session are gone
+    belljar: the variables of the session are lost
     ");
 }
 
@@ -441,7 +441,7 @@ fn a_session_sleeps_branches_and_goes_back() {
     assert_eq!(points.lines().count(), 2, "{points}");
     assert_eq!(
         served.ok(["hibernate", "demo"]).stdout(),
-        format!("{id} sleeps; it wakes when it is used\n")
+        format!("{id} hibernates; it wakes when it is used\n")
     );
     let forks = served.ok(["fork", "demo", "-n", "2"]).stdout();
     for fork in forks.lines() {
@@ -461,7 +461,7 @@ fn a_session_sleeps_branches_and_goes_back() {
     let lost = "lost: thread `clock\\u{1b}[31m` is alive\n";
     assert_eq!(served.ok(["fork", "demo", "-n", "2", "--force"]).stderr(), lost);
     let slept = served.ok(["hibernate", "demo", "--force"]);
-    assert_eq!(slept.stdout(), format!("{id} sleeps; it wakes when it is used\n"));
+    assert_eq!(slept.stdout(), format!("{id} hibernates; it wakes when it is used\n"));
     assert_eq!(slept.stderr(), lost);
     assert_eq!(served.ok(["exec", "demo", "-c", "x"]).stdout(), "1\n");
 }

@@ -45,14 +45,14 @@ fn a_name_that_is_no_setting_is_refused_with_the_closest_that_is() {
     exit 125
     --- stdout
     --- stderr
-    belljar: BELLJAR_MEMROY in the environment is no setting; the closest is BELLJAR_MEMORY
+    belljar: BELLJAR_MEMROY in the environment is not a setting; the closest is BELLJAR_MEMORY
     ");
     let by_file = TestContext::new().file(".env", "OTHERS=1\nBELLJAR_API_KYE=bjk_secret\n");
     assert_snapshot!(by_file.run(["-c", "1"]), @r"
     exit 125
     --- stdout
     --- stderr
-    belljar: BELLJAR_API_KYE in .env is no setting; the closest is BELLJAR_API_KEY
+    belljar: BELLJAR_API_KYE in .env is not a setting; the closest is BELLJAR_API_KEY
     ");
 }
 

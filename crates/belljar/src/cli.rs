@@ -34,52 +34,52 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run code once in a fresh sandbox, and throw the sandbox away
+    /// Run code once in a new sandbox, which is removed afterwards
     Run(RunArgs),
-    /// The server: sessions that remember, over HTTP
+    /// Run the server: sessions over HTTP
     Serve(ServeArgs),
-    /// Sessions of a server: make, list, use and stop them
+    /// Sessions of a server: create, list, use and stop them
     Session(SessionArgs),
-    /// Whether a server runs, its sessions and what they use, and where everything is
+    /// Show whether a server runs, its sessions and their use, and the directories
     Status(StatusArgs),
-    /// A terminal in a session, or a shell at the end of our own pipes
+    /// Open a terminal in a session, or a shell on standard input and output
     Shell(ShellArgs),
-    /// Files that sessions have left: list, download, link, remove and check them
+    /// Artifacts of sessions: list, download, link, remove and verify them
     Artifacts(ArtifactsArgs),
-    /// Files that outlive sessions and are shared by them: make, list and remove volumes
+    /// Volumes, whose files outlive sessions: create, list and remove them
     Volume(VolumeArgs),
-    /// API keys: who may use the server, and how much of it
+    /// API keys and their limits: create, list and revoke them
     #[command(subcommand)]
     Key(KeyCommand),
-    /// What tenants have used, per day
+    /// Show the usage of tenants per day
     Usage(UsageArgs),
-    /// Images that sandboxes are made from: build, pull, import, list and remove them
+    /// Images of sandboxes: build, pull, import, list and remove them
     Image(ImageArgs),
-    /// What a session on disk has done: executions, variables, artifacts; also while it runs
+    /// Show the executions, variables and artifacts of a session on disk, also while it runs
     View(ViewArgs),
-    /// Prepare this machine: the Python environment of sandboxes, and a commented .env here
+    /// Prepare this machine: the Python environment of sandboxes, and a commented .env
     Setup(SetupArgs),
-    /// What this machine can enforce, what not, and what to do about it
+    /// Check what this machine can enforce, and what to do where it cannot
     Doctor(DoctorArgs),
-    /// Latency, memory and density on this machine, beside docker and plain python3
+    /// Measure latency, memory and density, compared with docker and python3
     Bench(BenchArgs),
-    /// Completions of commands and flags for your shell
+    /// Print completions of commands and flags for your shell
     Completions(CompletionsArgs),
-    /// Remove from this machine everything that Belljar keeps on it
+    /// Remove everything that Belljar stores on this machine
     Uninstall(UninstallArgs),
-    /// Writes the manual pages, for `make install`
+    /// Write the manual pages, for `make install`
     #[command(hide = true)]
     Man(ManArgs),
-    /// Carries out one step of `image build`
+    /// Run one step of `image build`
     #[command(hide = true)]
     BuildStep,
-    /// Makes sandboxes on behalf of the server that starts it
+    /// Make sandboxes for the server that starts it
     #[command(hide = true)]
     Spawner {
         /// Already inside the user namespace
         #[arg(long)]
         inside: bool,
-        /// Log as the server does that logs in JSON
+        /// Log in JSON, as the server does
         #[arg(long)]
         json_logs: bool,
     },
@@ -89,7 +89,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Flags that stand for settings, by the names of those.
+    /// The values of flags that stand for settings, with the names of the settings.
     pub(crate) fn settings(&self) -> Vec<(&'static str, String)> {
         match self {
             Command::Serve(args) => args.settings(),
@@ -102,12 +102,12 @@ impl Command {
         }
     }
 
-    /// Whether all that it says on standard error is a log.
+    /// Whether everything on its standard error is a log.
     pub(crate) fn is_server(&self) -> bool {
         matches!(self, Command::Serve(_))
     }
 
-    /// What is logged unless the settings say.
+    /// The default of BELLJAR_LOG.
     pub(crate) fn default_log(&self) -> &'static str {
         match self {
             Command::Serve(_) => "info",

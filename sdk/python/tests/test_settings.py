@@ -51,7 +51,7 @@ def test_the_environment_wins_also_with_nothing(project: Path, user: User, monke
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("BELLJAR_MEMROY=1G", "BELLJAR_MEMROY in .env is no setting; the closest is BELLJAR_MEMORY"),
+        ("BELLJAR_MEMROY=1G", "BELLJAR_MEMROY in .env is not a setting; the closest is BELLJAR_MEMORY"),
         ("A='x\n", "the quote that line 1 opens is not closed"),
         ("\nnonsense", "line 2 is neither a comment nor NAME=value"),
     ],

@@ -1,4 +1,4 @@
-//! Code as it is given to a command: in words, in a file, or on standard input.
+//! Reads code for a command: from a flag, a file, or standard input.
 
 use std::fs;
 use std::io::{self, Read};
@@ -9,10 +9,11 @@ use belljar_proto::exec::Language;
 use belljar_proto::frame::MAX_BODY;
 use belljar_runtime::languages;
 
-pub(super) struct Given {
+/// The code for a command.
+pub(super) struct GivenCode {
     pub(super) code: Vec<u8>,
     pub(super) lang: Language,
-    /// A script is not echoed as a notebook's cell is.
+    /// From a file: the value of its last expression is not printed.
     pub(super) is_script: bool,
 }
 
@@ -20,7 +21,7 @@ pub(super) fn read(
     code: Option<&str>,
     file: Option<&Path>,
     lang: Option<Language>,
-) -> Result<Given> {
+) -> Result<GivenCode> {
     let lang = lang.unwrap_or_else(|| language_of(file));
     let (code, is_script) = match (code, file) {
         (Some(code), _) => (code.as_bytes().to_vec(), false),
@@ -31,7 +32,7 @@ pub(super) fn read(
     if code.len() > MAX_BODY {
         bail!("the code has {} bytes, more than the {MAX_BODY} allowed", code.len());
     }
-    Ok(Given { code, lang, is_script })
+    Ok(GivenCode { code, lang, is_script })
 }
 
 fn language_of(file: Option<&Path>) -> Language {

@@ -1,4 +1,4 @@
-//! Colours, where somebody can see them.
+//! Colours of text on a terminal.
 
 use std::env;
 use std::io::{self, IsTerminal};
@@ -36,7 +36,7 @@ pub(in crate::commands) struct Paint {
 }
 
 impl Paint {
-    /// Only on a terminal, and not for those who want none (<https://no-color.org>).
+    /// Colours only on a terminal, and not with NO_COLOR (<https://no-color.org>).
     pub(in crate::commands) fn of_stdout() -> Paint {
         let unwanted = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = env::var_os("TERM").is_some_and(|value| value == "dumb");

@@ -1,4 +1,4 @@
-//! `belljar completions` and `belljar man`: for shells and for `man`, made from the command line's own description.
+//! `belljar completions` and `belljar man`: generated from the definition of the command line.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,14 +18,14 @@ Examples:
   belljar completions zsh > ~/.zfunc/_belljar
   belljar completions fish > ~/.config/fish/completions/belljar.fish")]
 pub(crate) struct CompletionsArgs {
-    /// The shell to complete commands in
+    /// Your shell
     #[arg(value_name = "SHELL")]
     pub(crate) shell: clap_complete::Shell,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// Where the pages go; made if it is not there
+    /// Directory for the pages, created if needed
     #[arg(value_name = "DIR")]
     pub(crate) directory: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! `belljar guest`: started by a container engine as PID 1, never by people.
+//! `belljar guest`: PID 1 of a container, started by its engine.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,10 +10,10 @@ use clap::Args;
 
 #[derive(Debug, Args)]
 pub(crate) struct GuestArgs {
-    /// Meet the host at this socket; without one, on standard input and output
+    /// Connect to the host at this socket; without it, use standard input and output
     #[arg(long, value_name = "SOCKET")]
     pub(crate) dial: Option<PathBuf>,
-    /// Seconds to go on while no host is there
+    /// Seconds to continue without a host
     #[arg(long, value_name = "SECONDS", default_value = "0")]
     pub(crate) alone_for: u64,
 }

@@ -1,4 +1,4 @@
-//! Which limits hold on this machine: tried once per boot, remembered, and never silent.
+//! Which limits are enforced on this machine: tested once per boot, and stored. A limit that is not enforced is reported.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::logging;
 use crate::settings::Settings;
 
-/// A verdict is good for as long as nothing it depends on has changed.
+/// What a verdict depends on. It is valid until one of these changes.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Circumstances {
     boot: String,
@@ -23,17 +23,17 @@ struct Circumstances {
     backend: String,
     /// Without cgroups there are no limits to enforce.
     sets_limits: bool,
-    /// Where we stand in the machine's control groups decides what was delegated to us.
+    /// Our own control group, which decides what is delegated to us.
     cgroup: String,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Remembered {
+struct StoredVerdicts {
     circumstances: Circumstances,
     verdicts: Vec<Verdict>,
 }
 
-/// The verdicts, from memory if they are there.
+/// The verdicts: stored ones if they are valid, else by a test.
 pub(super) async fn verdicts(
     runtime: &Arc<dyn Runtime>,
     settings: &Settings,
@@ -44,38 +44,38 @@ pub(super) async fn verdicts(
     }
 }
 
-/// The verdicts, if they are there and still good.
+/// The stored verdicts, if they are valid.
 pub(super) fn remembered(runtime: &dyn Runtime, settings: &Settings) -> Option<Vec<Verdict>> {
     let text = fs::read(path(settings)).ok()?;
-    let remembered: Remembered = serde_json::from_slice(&text).ok()?;
+    let remembered: StoredVerdicts = serde_json::from_slice(&text).ok()?;
     (remembered.circumstances == circumstances(runtime, settings)).then_some(remembered.verdicts)
 }
 
-/// Tries all limits, whatever is remembered.
+/// Tests all limits and stores the verdicts.
 pub(super) async fn test(runtime: &Arc<dyn Runtime>, settings: &Settings) -> Result<Vec<Verdict>> {
     let verdicts = selftest::run(runtime).await.context("failed to test the limits")?;
-    let remembered = Remembered {
+    let remembered = StoredVerdicts {
         circumstances: circumstances(&**runtime, settings),
         verdicts: verdicts.clone(),
     };
-    // Not being able to remember costs time at the next start and nothing else.
+    // A failure only costs time at the next start.
     if let Ok(text) = serde_json::to_vec(&remembered) {
         let _ = fs::write(path(settings), text);
     }
     Ok(verdicts)
 }
 
-/// Says which limits do not hold, or refuses to go on without them.
+/// Warns about limits that are not enforced; with BELLJAR_STRICT, fails.
 pub(super) fn insist(verdicts: &[Verdict], settings: &Settings) -> Result<()> {
-    let void: Vec<&Verdict> = verdicts.iter().filter(|verdict| !verdict.enforced).collect();
+    let missing: Vec<&Verdict> = verdicts.iter().filter(|verdict| !verdict.enforced).collect();
     let named = |verdict: &&Verdict| format!("{} ({})", verdict.limit.name(), verdict.detail);
-    let list: Vec<String> = void.iter().map(named).collect();
-    if void.is_empty() {
+    let list: Vec<String> = missing.iter().map(named).collect();
+    if missing.is_empty() {
         return Ok(());
     }
     if settings.strict {
         bail!(
-            "not enforced on this machine: {}; BELLJAR_STRICT=1 forbids to run without, \
+            "not enforced on this machine: {}; BELLJAR_STRICT=1 does not allow that; \
              `belljar doctor` says what to do",
             list.join("; ")
         );

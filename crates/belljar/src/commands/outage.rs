@@ -1,4 +1,4 @@
-//! A server that has gone and is waited for.
+//! Waits for a server that was lost.
 
 use std::time::Instant;
 
@@ -6,12 +6,12 @@ use crate::client::{ClientError, OUTAGE_PAUSE, OUTAGE_TIMEOUT};
 
 #[derive(Debug, Default)]
 pub(super) struct Outage {
-    /// Since when there is no server.
+    /// When the server was lost.
     since: Option<Instant>,
 }
 
 impl Outage {
-    /// Waits a moment for the server to come back, or gives up; what is no outage is not endured.
+    /// Pauses before the next attempt to reach the server. Fails after the timeout, and if the error is not an outage.
     pub(super) async fn endure(
         &mut self,
         error: ClientError,
@@ -23,8 +23,8 @@ impl Outage {
         let since = match self.since {
             Some(since) => since,
             None => {
-                let patience = OUTAGE_TIMEOUT.as_secs();
-                say(&format!("lost the server; looking for it for {patience} seconds"));
+                let timeout = OUTAGE_TIMEOUT.as_secs();
+                say(&format!("lost the server; waiting for it for {timeout} seconds"));
                 *self.since.insert(Instant::now())
             }
         };
@@ -35,7 +35,7 @@ impl Outage {
         Ok(())
     }
 
-    /// The server has said something.
+    /// The server has answered again.
     pub(super) fn is_over(&mut self, say: impl FnOnce(&str)) {
         if self.since.take().is_some() {
             say("the server is back");

@@ -1,4 +1,4 @@
-//! What an execution says and how it ended, shown to whoever started it.
+//! Shows the output and the end of an execution, and our own messages.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use belljar_engine::artifacts::{Artifacts, RefusedArtifact};
 use belljar_proto::exec::{Dropped, ErrorReport, Event, MimeBundle, Status};
 use serde_json::Value;
 
-/// Output goes through as it comes, byte for byte.
+/// Writes output as it comes, byte for byte.
 pub(super) fn pass_through(event: &Event, body: &[u8]) {
     match event {
         Event::Stdout => write_all(&mut io::stdout(), body),
@@ -25,12 +25,12 @@ pub(super) fn pass_through(event: &Event, body: &[u8]) {
                 write_all(&mut io::stderr(), text.as_bytes());
             }
         }
-        // Input is not taken while it goes on. How artifacts can be had, the caller knows.
+        // The caller handles input and artifacts.
         Event::Input | Event::Artifacts | Event::Done(_) => {}
     }
 }
 
-/// Where the files are that a run left.
+/// Lists the paths of a run's artifacts.
 pub(super) fn report_artifacts(artifacts: &Artifacts) {
     for artifact in &artifacts.artifacts {
         say(&format!("{} -> {}", plain(&artifact.path), artifact.host_path.display()));
@@ -38,19 +38,19 @@ pub(super) fn report_artifacts(artifacts: &Artifacts) {
     report_refused("taken", &artifacts.artifacts_refused);
 }
 
-/// What was not `done` with, and why.
+/// Lists files that were refused, and why; `done` is the verb.
 pub(super) fn report_refused(done: &str, refused: &[RefusedArtifact]) {
     for RefusedArtifact { path, reason } in refused {
         say(&format!("not {done}: {} ({})", plain(path), plain(reason)));
     }
 }
 
-/// How an execution ended, as far as its output does not say.
+/// The end of an execution, as far as its output does not show it.
 pub(super) struct Ending<'a> {
     pub(super) status: Status,
     pub(super) reason: Option<&'a str>,
     pub(super) dropped: Dropped,
-    pub(super) pictures: usize,
+    pub(super) images: usize,
 }
 
 impl Ending<'_> {
@@ -73,25 +73,25 @@ impl Ending<'_> {
                 say(&format!("{bytes} bytes of {stream} exceeded --max-output and were dropped"));
             }
         }
-        if self.pictures > 0 {
-            // Of sessions; a run saves them.
-            say(&format!("{} picture(s) were shown; --json has them", self.pictures));
+        if self.images > 0 {
+            // Only for sessions; a run saves images as files.
+            say(&format!("{} image(s) were shown; --json contains them", self.images));
         }
     }
 }
 
-/// Whether a display has a picture, which a terminal does not show.
-pub(super) fn is_picture(bundle: &MimeBundle) -> bool {
+/// Whether a display contains an image, which a terminal does not show.
+pub(super) fn is_image(bundle: &MimeBundle) -> bool {
     bundle.data.contains_key("image/png")
 }
 
-/// Our own words, told from the code's.
+/// Prints a message of our own to standard error.
 pub(super) fn say(text: &str) {
     let text = without_escapes(text);
     write_all(&mut io::stderr(), format!("belljar: {text}\n").as_bytes());
 }
 
-/// Prints data; who reads only the beginning has what they wanted.
+/// Prints to standard output. A closed pipe is not an error: the reader wanted only the beginning.
 pub(super) fn print(text: &str) -> Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -103,12 +103,12 @@ pub(super) fn print_json(value: &Value) -> Result<()> {
     print(&(serde_json::to_string_pretty(value)? + "\n"))
 }
 
-/// Text that others chose, without what a terminal would obey or what turns lines around.
+/// Escapes control characters and characters that reverse text, in text that code in a sandbox chose.
 pub(super) fn plain(text: &str) -> String {
     escaped(text, |_| false)
 }
 
-/// The same for words of ours, which may have several lines, with such text in them.
+/// The same for our own messages with several lines, which may contain such text.
 pub(crate) fn without_escapes(text: &str) -> String {
     escaped(text, |c| c == '\n')
 }
@@ -123,13 +123,13 @@ fn escaped(text: &str, is_kept: impl Fn(char) -> bool) -> String {
     plain
 }
 
-/// The code's exit status as our own.
+/// The exit status of the code as ours.
 pub(super) fn exit_code(exit_code: i32) -> ExitCode {
-    // Statuses are small numbers; anything else a process could not have returned anyway.
+    // An exit status has 8 bits.
     ExitCode::from(u8::try_from(exit_code & 0xff).unwrap_or(1))
 }
 
-/// A reader that went away is no reason to stop the code; there is just nobody to tell.
+/// Ignores errors: the code goes on if our output was closed.
 fn write_all(to: &mut impl Write, bytes: &[u8]) {
     let _ = to.write_all(bytes).and_then(|()| to.flush());
 }

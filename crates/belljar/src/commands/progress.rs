@@ -1,4 +1,4 @@
-//! How far something is, for whoever watches a terminal while it takes its time.
+//! Progress bars on a terminal.
 
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::output;
 
-/// What is over sooner is not worth a bar.
+/// A bar is shown only after this time.
 const WORTH_SHOWING: Duration = Duration::from_secs(1);
 
 const TICK: Duration = Duration::from_millis(120);
 
-/// Gone from the terminal when it is dropped.
+/// A progress bar, removed from the terminal when it is dropped.
 #[derive(Debug)]
 pub(super) struct Progress {
     bar: ProgressBar,
@@ -21,7 +21,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Of bytes, all of which may be known.
+    /// A bar for bytes, whose total may be known.
     pub(super) fn of_bytes(what: impl Into<String>, total: Option<u64>) -> Progress {
         let template = match total {
             Some(_) => "{bar:24} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left, {msg}",
@@ -30,7 +30,7 @@ impl Progress {
         Progress::new(total, template, what.into())
     }
 
-    /// Of something that only begins and ends.
+    /// A spinner, for work without measurable progress.
     fn of_waiting(what: &str) -> Progress {
         Progress::new(None, "{spinner} {msg} ({elapsed})", what.to_owned())
     }
@@ -61,7 +61,7 @@ impl Progress {
         }
     }
 
-    /// The end of a transfer: at a terminal a line stays that says what was moved and how long it took.
+    /// Ends a transfer; on a terminal, one line remains with its size and duration.
     pub(super) fn done(self, what: &str, bytes: u64) {
         if io::stderr().is_terminal() {
             let seconds = self.begun.elapsed().as_secs_f64();
@@ -69,7 +69,7 @@ impl Progress {
         }
     }
 
-    /// Says something without disturbing the bar.
+    /// Prints a message above the bar.
     pub(super) fn say(&self, text: &str) {
         self.bar.suspend(|| output::say(text));
     }
@@ -81,7 +81,7 @@ impl Drop for Progress {
     }
 }
 
-/// Waits for something that tells nothing until it is done.
+/// Waits for work without measurable progress, with a spinner if it takes long.
 pub(super) async fn while_waiting<T>(what: &str, work: impl Future<Output = T>) -> T {
     let mut work = std::pin::pin!(work);
     if let Ok(done) = tokio::time::timeout(WORTH_SHOWING, work.as_mut()).await {

@@ -1,8 +1,7 @@
 //! `belljar setup`: the Python environment of sandboxes, that of browser tasks, and a commented `.env`.
 //!
-//! An environment is made beside the one that is in use and takes its place when it is whole: a setup that fails, for
-//! want of a network or a package, leaves what was there. What is made is recorded at the very end, so a first setup
-//! that was interrupted goes on where it stopped: pip keeps what it has installed.
+//! A new environment is built beside the current one and replaces it when it is complete, so a setup that fails changes
+//! nothing. The manifest is written last, so an interrupted first setup continues: pip keeps what it has installed.
 
 mod staging;
 
@@ -25,7 +24,7 @@ use crate::settings::{self, Settings};
 
 #[derive(Debug, Args)]
 pub(crate) struct SetupArgs {
-    /// The interpreter to build on [default: python3 on the PATH]
+    /// The interpreter of the environment [default: python3 on the PATH]
     #[arg(long, value_name = "PYTHON")]
     pub(crate) python: Option<PathBuf>,
     /// A package to install besides the usual ones; may be repeated
@@ -34,24 +33,24 @@ pub(crate) struct SetupArgs {
     /// Install rdkit, for chemistry, besides the usual packages
     #[arg(long)]
     pub(crate) chem: bool,
-    /// Make an environment with browser-use as well, for browser tasks in natural language
+    /// Create an environment with browser-use too, for browser tasks in natural language
     #[arg(long)]
     pub(crate) browser: bool,
-    /// Build the environment anew even if it is complete
+    /// Build the environment again even if it is complete
     #[arg(long)]
     pub(crate) force: bool,
 }
 
-/// What `--chem` adds; the image that `belljar image build` makes by default has it.
+/// The packages of `--chem`; the default image of `belljar image build` has them.
 const CHEMISTRY: &str = "rdkit";
 
-/// The oldest Python that kernels are written for.
+/// The oldest Python that the kernels support.
 const OLDEST_PYTHON: (u32, u32) = (3, 10);
 
 pub(super) fn setup(args: &SetupArgs, settings: &Settings) -> Result<ExitCode> {
     let environment = home::environment_dir(settings);
     fs::create_dir_all(&settings.home)
-        .with_context(|| format!("failed to make `{}`", settings.home.display()))?;
+        .with_context(|| format!("failed to create `{}`", settings.home.display()))?;
     let _lock = lock(&settings.home)?;
 
     let python = inspect(args.python.as_deref().unwrap_or(&settings.python))?;
@@ -82,10 +81,10 @@ pub(super) fn setup(args: &SetupArgs, settings: &Settings) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What browser tasks are done with; the next ones may speak another language.
+/// The version of browser-use that browser tasks are written for.
 const BROWSER_USE: &str = "browser-use>=0.13,<0.14";
 
-/// Where Debian and others put Chromium; sandboxes look in the same places.
+/// Paths of Chromium in distributions; sandboxes use the same list.
 pub(super) const CHROMIUM: [&str; 3] =
     ["/usr/lib/chromium/chromium", "/usr/bin/chromium", "/usr/bin/chromium-browser"];
 
@@ -107,7 +106,7 @@ fn browser_use(environment: &Path, python: &Interpreter, force: bool) -> Result<
     Ok(())
 }
 
-/// What an interpreter says of itself.
+/// Facts about an interpreter, from itself.
 #[derive(Debug, Deserialize)]
 struct Interpreter {
     executable: PathBuf,
@@ -151,7 +150,7 @@ fn inspect(python: &Path) -> Result<Interpreter> {
     Ok(found)
 }
 
-/// Makes an environment that is at `place` inside, and lets it take the place of the one that is there.
+/// Builds an environment, which sandboxes see at `place`, and replaces the current one.
 fn build(
     environment: &Path,
     place: &str,
@@ -162,7 +161,7 @@ fn build(
     staging::sweep(environment);
     let staged = staging::place(environment);
     let current = home::read_manifest(environment);
-    // What was only added to is copied, which is quicker than installing all of it again.
+    // If packages are only added, a copy is faster than installing all of them again.
     let grows = current.as_ref().is_some_and(|current| {
         belongs_to(environment, python)
             && current.packages.iter().all(|package| wanted.packages.contains(package))
@@ -185,11 +184,11 @@ fn build(
             return Err(error);
         }
         let _ = fs::remove_dir_all(&staged);
-        let kept = format!("the environment in `{}` is as it was", environment.display());
+        let kept = format!("the environment in `{}` was not changed", environment.display());
         return Err(error.context(kept));
     }
     if staging::put_in_place(&staged, environment)? {
-        println!("Servers that run go on with the old environment until they are restarted.");
+        println!("Running servers use the old environment until they are restarted.");
     }
     println!("The Python environment is complete: {}", environment.display());
     Ok(())
@@ -212,11 +211,11 @@ fn install(
         run(&mut pip, |line| bar.set_message(line.to_owned()))
     })?;
     step("Compiling, and preparing fonts", |_| {
-        // A sandbox cannot write here: what the first use would compile or cache must be there.
+        // Sandboxes cannot write here, so everything is compiled and cached now.
         let mut compile = Command::new(&env_python);
-        // Without `site`, which would run what packages left for it (`.pth`, `sitecustomize`), as us.
+        // Without `site`, which would run code of packages (`.pth`, `sitecustomize`) with our rights.
         compile.args(["-I", "-S", "-m", "compileall", "-q", "-j", "0"]).arg(staged.join("lib"));
-        // Some packages ship files that are not meant to compile; that is not our concern.
+        // Ignored: some packages contain files that cannot be compiled.
         let _ = run(&mut compile, |_| {});
         prepare_fonts(staged, &env_python);
         staging::rename_inside(staged, environment)
@@ -228,7 +227,7 @@ fn install(
     fs::write(&path, text).with_context(|| format!("failed to write `{}`", path.display()))
 }
 
-/// An environment that an interrupted setup began with the same interpreter can be finished.
+/// Whether an interrupted setup with the same interpreter can be continued.
 fn belongs_to(environment: &Path, python: &Interpreter) -> bool {
     let config = fs::read_to_string(environment.join("pyvenv.cfg")).unwrap_or_default();
     let version = config.lines().find_map(|line| {
@@ -238,11 +237,11 @@ fn belongs_to(environment: &Path, python: &Interpreter) -> bool {
     version == Some(&python.version) && executable.as_ref() == Some(&python.executable)
 }
 
-/// Matplotlib looks at every font of the machine once; sandboxes get a copy of what it found.
+/// Matplotlib reads every font of the machine once; sandboxes get a copy of its cache.
 fn prepare_fonts(environment: &Path, python: &Path) {
     let cache = environment.join("share/belljar");
     let _ = fs::create_dir_all(&cache);
-    // Without matplotlib there is nothing to prepare. No other package is asked, see above.
+    // Without matplotlib there is nothing to prepare. No other package is imported, see above.
     let code =
         "import glob, sys; sys.path += glob.glob(sys.argv[1]); import matplotlib.font_manager";
     let packages = environment.join("lib/python3*/site-packages");
@@ -255,8 +254,8 @@ fn prepare_fonts(environment: &Path, python: &Path) {
         .status();
 }
 
-/// Makes the parts of the environment that differ inside a sandbox: the configuration and `bin`,
-/// with links and scripts that name the interpreter by the path it has there.
+/// Writes the parts of the environment that differ inside a sandbox: the configuration and `bin`, whose links and scripts
+/// name the interpreter by its path in the sandbox.
 fn make_inside(staged: &Path, environment: &Path, place: &str, python: &Interpreter) -> Result<()> {
     let inside = staged.join(INSIDE);
     let _ = fs::remove_dir_all(&inside);
@@ -296,7 +295,7 @@ fn make_inside(staged: &Path, environment: &Path, place: &str, python: &Interpre
     Ok(())
 }
 
-/// Announces a step, shows that it is alive while it takes its time, and says that it is done.
+/// Runs a step with a spinner, and reports its end.
 fn step(name: &str, work: impl FnOnce(&ProgressBar) -> Result<()>) -> Result<()> {
     let bar = if io::stderr().is_terminal() {
         ProgressBar::new_spinner()
@@ -317,7 +316,7 @@ fn step(name: &str, work: impl FnOnce(&ProgressBar) -> Result<()>) -> Result<()>
     Ok(())
 }
 
-/// Runs a program to its end, showing each line of its output; its errors become ours.
+/// Runs a program and shows its output line by line; its errors are part of our error.
 fn run(command: &mut Command, mut show: impl FnMut(&str)) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = command

@@ -1,4 +1,4 @@
-//! `belljar spawner`: started by ourselves, never by people.
+//! `belljar spawner`: started by the server to make sandboxes.
 
 use std::process::ExitCode;
 

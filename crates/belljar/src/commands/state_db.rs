@@ -1,5 +1,4 @@
-//! The server's database and audit log, for commands that work on them directly: beside a running
-//! server, or without any.
+//! The server's database and audit log, for commands that use them directly, with or without a running server.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -14,25 +13,23 @@ pub(super) use super::output::print;
 use crate::home;
 use crate::settings::Settings;
 
-/// The database, made if there is none.
+/// Opens the database, and creates it if there is none.
 pub(super) fn open(settings: &Settings) -> Result<Arc<dyn Store>> {
     let directory = &settings.state_dir;
-    // Users' code is in there.
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory)
-        .with_context(|| format!("failed to make the state directory `{}`", directory.display()))?;
+    // Private: it contains the code of users.
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).with_context(|| {
+        format!("failed to create the state directory `{}`", directory.display())
+    })?;
     match open_existing(settings)? {
         Some(store) => Ok(store),
         None => Ok(Arc::new(SqliteStore::open(&home::database(settings))?)),
     }
 }
 
-/// The database, if there is one.
+/// Opens the database, if there is one.
 pub(super) fn open_existing(settings: &Settings) -> Result<Option<Arc<dyn Store>>> {
     let path = home::database(settings);
-    // SQLite would say "unable to open", whatever the reason.
+    // Opened here first for its error: that of SQLite has no reason.
     match File::options().read(true).write(true).open(&path) {
         Ok(_) => Ok(Some(Arc::new(SqliteStore::open(&path)?))),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),

@@ -1,4 +1,4 @@
-//! `belljar status`: the server, its sessions, what they use and where everything is.
+//! `belljar status`: the server, its sessions, their use, and the directories.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -35,7 +35,7 @@ pub(super) fn status(args: &StatusArgs, settings: &Settings) -> Result<ExitCode>
                 "running": false,
                 "url": client.url(),
                 "why": error.to_string(),
-                // Those of a server that would be started here.
+                // Directories of a server that would be started with these settings.
                 "directories": { "state": settings.state_dir, "home": settings.home },
             }),
             Err(error) => return Err(error.into()),
@@ -70,7 +70,7 @@ async fn of_server(client: &Client, health: &Value) -> Result<Value> {
         "zygote": health["zygote"],
         "pid": health["pid"],
         "started": health["started"],
-        // Of all tenants, where the server tells.
+        // Of all tenants, if the server shows that.
         "sessions_of_all": health["sessions"],
         "sessions": states,
         "memory": { "server": health["memory_used"], "sessions": memory },

@@ -1,7 +1,7 @@
-//! `belljar uninstall`: removes from this machine what Belljar keeps on it.
+//! `belljar uninstall`: removes what Belljar stores on this machine.
 //!
-//! Only what is known to be Belljar's goes: names that it makes, below its own directories. A directory that somebody chose by
-//! a setting may hold other things as well; it is named and left.
+//! Removes only names that Belljar creates, below its own directories. A directory that a setting names may contain other
+//! files; it is listed and kept.
 
 use std::env;
 use std::fs;
@@ -21,12 +21,12 @@ use crate::settings::Settings;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Removes what Belljar keeps on this machine: sandboxes that still run, their control groups, sockets and mounts,
-the Python environments, images, sessions, artifacts, volumes, keys and the database. Files that you had
-written elsewhere (outputs, exports, .env) and directories that settings name outside of BELLJAR_HOME are
-listed and left. The program itself goes with `make uninstall`, or `pip uninstall belljar`.")]
+Removes what Belljar stores on this machine: running sandboxes, their control groups, sockets and mounts,
+the Python environments, images, sessions, artifacts, volumes, keys and the database. Files elsewhere
+(outputs, exports, .env) and directories that settings name outside of BELLJAR_HOME are listed and kept.
+To remove the program itself, use `make uninstall` or `pip uninstall belljar`.")]
 pub(crate) struct UninstallArgs {
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short = 'y')]
     pub(crate) yes: bool,
     /// Only list what would be removed
@@ -34,7 +34,7 @@ pub(crate) struct UninstallArgs {
     pub(crate) dry_run: bool,
 }
 
-/// What is below BELLJAR_HOME, up to a `*` at the end.
+/// Names below BELLJAR_HOME; a `*` matches any text.
 const OF_HOME: [&str; 11] = [
     "python",
     "python.*",
@@ -49,7 +49,7 @@ const OF_HOME: [&str; 11] = [
     "setup.lock",
 ];
 
-/// What is in the state directory.
+/// Names in the state directory.
 const OF_STATE: [&str; 7] = [
     "belljar.db*",
     "artifacts.db*",
@@ -60,17 +60,17 @@ const OF_STATE: [&str; 7] = [
     "lock",
 ];
 
-/// What is below BELLJAR_RUN_DIR.
+/// Names in BELLJAR_RUN_DIR.
 const OF_RUN_DIR: [&str; 4] = ["ids", "doors", "selftest.json", "*.sock"];
 
-/// Servers that the Python package starts have directories of their own, with everything of theirs in them.
+/// Directories of servers that the Python package starts; they contain everything of these servers.
 const LOCAL: [&str; 2] = ["local", "local-*"];
 
 pub(super) fn uninstall(args: &UninstallArgs, settings: &Settings) -> Result<ExitCode> {
-    let plan = Plan::make(settings);
+    let plan = Removal::plan(settings);
     let locks = plan.lock()?;
     if plan.is_empty() {
-        println!("There is nothing of Belljar's here.");
+        println!("There is nothing to remove.");
         plan.say_left();
         return Ok(ExitCode::SUCCESS);
     }
@@ -83,16 +83,20 @@ pub(super) fn uninstall(args: &UninstallArgs, settings: &Settings) -> Result<Exi
         println!("Nothing was removed.");
         return Ok(ExitCode::SUCCESS);
     }
-    // What holds them is about to go.
+    // The lock files are about to be removed.
     drop(locks);
     plan.carry_out()?;
-    println!("Removed. The program itself goes with `make uninstall`, or `pip uninstall belljar`.");
+    println!(
+        "Removed. To remove the program itself, use `make uninstall` or `pip uninstall belljar`."
+    );
     Ok(ExitCode::SUCCESS)
 }
 
 fn agreed() -> Result<bool> {
     if !io::stdin().is_terminal() {
-        bail!("nobody can be asked here and nothing was removed; --yes removes without asking");
+        bail!(
+            "standard input is not a terminal, so nothing was removed; --yes removes without asking"
+        );
     }
     print!("Remove all of this? [y/N] ");
     io::stdout().flush().context("failed to ask")?;
@@ -101,22 +105,23 @@ fn agreed() -> Result<bool> {
     Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }
 
-struct Plan {
-    /// Directories with databases, of servers that must not run.
+/// What is to be removed.
+struct Removal {
+    /// State directories of servers, which must not run.
     states: Vec<PathBuf>,
-    /// The control groups of sandboxes, where there are some.
+    /// The control groups of sandboxes, if there are any.
     cgroups: Option<Parent>,
-    /// What is mounted below our directories; the innermost first.
+    /// Mount points below our directories, the innermost first.
     mounts: Vec<PathBuf>,
     paths: Vec<PathBuf>,
-    /// Directories that go if nothing is left in them.
+    /// Directories that are removed if they are empty.
     emptied: Vec<PathBuf>,
-    /// What settings name elsewhere.
+    /// Directories elsewhere that settings name.
     left: Vec<PathBuf>,
 }
 
-impl Plan {
-    fn make(settings: &Settings) -> Plan {
+impl Removal {
+    fn plan(settings: &Settings) -> Removal {
         let home = &settings.home;
         let mut paths = matching(home, &OF_HOME);
         paths.extend(matching(&settings.state_dir, &OF_STATE));
@@ -149,16 +154,14 @@ impl Plan {
             mount::points().into_iter().filter(|it| is_ours(it)).collect();
         mounts.sort_by_key(|path| std::cmp::Reverse(path.components().count()));
         let cgroups = Parent::find(&settings.cgroup_parent, privileges::is_root());
-        Plan { states, cgroups, mounts, paths, emptied, left }
+        Removal { states, cgroups, mounts, paths, emptied, left }
     }
 
-    /// Refuses while a server runs, and keeps one from starting.
+    /// Fails while a server runs, and keeps one from starting.
     fn lock(&self) -> Result<Vec<StateLock>> {
         let there = self.states.iter().filter(|state| state.join("lock").exists());
         there
-            .map(|state| {
-                StateLock::take(state).context("stop the server first, and then try again")
-            })
+            .map(|state| StateLock::take(state).context("stop the server first, then try again"))
             .collect()
     }
 
@@ -195,7 +198,7 @@ impl Plan {
         }
     }
 
-    /// Goes on after a failure, so that as much as possible is gone; says what is not.
+    /// Goes on after a failure, to remove as much as possible; the error lists what is left.
     fn carry_out(&self) -> Result<()> {
         let mut failures = Vec::new();
         if let Some(parent) = &self.cgroups {
@@ -206,7 +209,7 @@ impl Plan {
                     failures.push(format!("the control group {name} is still in use"));
                 }
             }
-            // In every tree.
+            // In every cgroup hierarchy.
             let _ = parent.adopt("").remove();
         }
         for path in &self.mounts {
@@ -226,14 +229,14 @@ impl Plan {
             }
         }
         for directory in &self.emptied {
-            // With something else in it, it stays.
+            // Fails if it contains other files.
             let _ = fs::remove_dir(directory);
         }
         if failures.is_empty() { Ok(()) } else { bail!("{}", failures.join("\n")) }
     }
 }
 
-/// Entries of a directory with these names; a `*` stands for any text at one end.
+/// Entries of a directory with these names; a `*` at one end matches any text.
 fn matching(directory: &Path, names: &[&str]) -> Vec<PathBuf> {
     let fits = |entry: &str| {
         names.iter().any(|name| match (name.strip_prefix('*'), name.strip_suffix('*')) {
@@ -251,7 +254,7 @@ fn matching(directory: &Path, names: &[&str]) -> Vec<PathBuf> {
     found
 }
 
-/// Where the Python package keeps what its servers need.
+/// The directory of servers that the Python package starts.
 fn data_dir() -> Option<PathBuf> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty());
     let data = set("XDG_DATA_HOME").map(PathBuf::from);

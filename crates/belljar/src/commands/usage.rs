@@ -1,4 +1,4 @@
-//! `belljar usage`: what tenants have used, per day, from the server's database.
+//! `belljar usage`: the usage of tenants per day, from the server's database.
 
 use std::process::ExitCode;
 
@@ -16,13 +16,13 @@ use crate::table;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Read from the database of BELLJAR_STATE_DIR, to which a running server adds every ten seconds.
-Days are those of UTC.")]
+Reads the database in BELLJAR_STATE_DIR, which a running server updates every ten seconds. Days are in
+UTC.")]
 pub(crate) struct UsageArgs {
     /// The first day [default: 30 days ago]
     #[arg(long, value_name = "YYYY-MM-DD", value_parser = parse_day)]
     pub(crate) since: Option<String>,
-    /// One tenant only
+    /// Only this tenant
     #[arg(long, value_name = "TENANT")]
     pub(crate) tenant: Option<String>,
     /// Print the figures as JSON
@@ -30,11 +30,11 @@ pub(crate) struct UsageArgs {
     pub(crate) json: bool,
 }
 
-/// Days shown unless told otherwise; the same as over HTTP.
+/// The default number of days; the same as over HTTP.
 const DEFAULT_DAYS: i64 = 30;
 
 #[derive(Debug, Serialize)]
-struct Report {
+struct UsageReport {
     since: String,
     usage: Vec<UsageRow>,
 }
@@ -49,7 +49,7 @@ pub(super) fn usage(args: UsageArgs, settings: &Settings) -> Result<ExitCode> {
         None => Vec::new(),
     };
     if args.json {
-        let report = Report { since, usage: rows };
+        let report = UsageReport { since, usage: rows };
         state_db::print(&(serde_json::to_string_pretty(&report)? + "\n"))?;
     } else if rows.is_empty() {
         eprintln!("Nothing was used since {since}.");
@@ -60,7 +60,7 @@ pub(super) fn usage(args: UsageArgs, settings: &Settings) -> Result<ExitCode> {
 }
 
 fn render(rows: &[UsageRow]) -> String {
-    // Every row has all of them.
+    // All rows have the same statuses.
     let statuses: Vec<&str> =
         rows.first().into_iter().flat_map(|row| row.execs.keys().copied()).collect();
     let mut header = vec!["day", "tenant", "sessions", "runs"];

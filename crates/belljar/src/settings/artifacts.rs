@@ -1,4 +1,4 @@
-//! How artifacts are kept.
+//! Settings of artifacts.
 
 use std::path::{Path, PathBuf};
 
@@ -10,19 +10,19 @@ use super::values::Values;
 
 #[derive(Debug, Clone)]
 pub struct ArtifactSettings {
-    /// Where their content is.
+    /// The directory of their content.
     pub blobs_dir: PathBuf,
-    /// Where it is written down what there is.
+    /// The database of artifacts.
     pub database: PathBuf,
-    /// Where datasets that are exported go.
+    /// The directory for exported datasets.
     pub exports_dir: PathBuf,
-    /// Files stay in the sandbox after they were taken.
+    /// Files stay in the sandbox after they became artifacts.
     pub keep_originals: bool,
     pub quotas: ArtifactQuotas,
     pub retention_s: Option<u64>,
-    /// Seconds that a link is good for.
+    /// Seconds that a link is valid.
     pub link_ttl_s: u64,
-    /// What links begin with, without a slash at the end.
+    /// The base URL of links, without a slash at the end.
     pub public_url: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What sandboxes are made by, and from.
+//! Settings of the backend and the images of sandboxes.
 
 use std::path::{Path, PathBuf};
 
@@ -7,15 +7,15 @@ use belljar_runtime::docker::Gpus;
 
 use super::values::Values;
 
-/// The image of a Docker engine that sandboxes are made from, unless another is named.
+/// The default image with Docker.
 pub const DOCKER_IMAGE: &str = "belljar/sandbox:latest";
 
 #[derive(Debug, Clone)]
 pub struct BackendSettings {
     pub choice: Choice,
-    /// `None`: what the backend makes sandboxes from by default.
+    /// `None`: the default of the backend.
     pub image: Option<String>,
-    /// Patterns of what sessions may ask for besides.
+    /// Patterns of other images that sessions may request.
     pub images: Vec<String>,
     pub docker_host: Option<String>,
     pub docker_runtime: Option<String>,
@@ -25,7 +25,7 @@ pub struct BackendSettings {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
-    /// Native where it can enforce limits, else Docker where an engine answers.
+    /// Native if it can enforce limits, else Docker if an engine answers.
     Auto,
     Native,
     Docker,

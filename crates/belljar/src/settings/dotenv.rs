@@ -1,4 +1,4 @@
-//! The `.env` file: how it is read, and what a fresh one says.
+//! The `.env` file: reads it, and writes a commented one.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use super::variables::GROUPS;
 
-/// What may stand around names and values.
+/// Blanks around names and values.
 const BLANKS: [char; 3] = [' ', '\t', '\r'];
 
 /// Reads `NAME=value` lines: with or without `export`, comments, and quotes, which may span lines.
@@ -101,7 +101,7 @@ fn quoted(text: &str, quote: char) -> Option<(String, &str)> {
     None
 }
 
-/// A fresh `.env`: every variable, commented out, with its default.
+/// A new `.env`: every variable, commented out, with its default.
 pub(crate) fn commented() -> String {
     let mut text = String::from(
         "# Settings of Belljar, read from the directory it is started in.\n\

@@ -1,7 +1,7 @@
-//! Where the local server is that the Python package starts (`sdk/python/src/belljar/local.py`): one
-//! per user, shared by all programs of the user. Those who set one of [`OWN`] have another.
+//! Finds the local server that the Python package starts (`sdk/python/src/belljar/local.py`): one per user, shared by all
+//! programs of the user. Programs that set one of [`OWN`] have another one.
 //!
-//! Both sides find it by the same rules, and neither talks to the socket of another user.
+//! Both sides use the same rules, and neither uses the socket of another user.
 
 use std::env;
 use std::fmt::Write as _;
@@ -16,12 +16,12 @@ use sha2::{Digest, Sha256};
 
 use super::values::Values;
 
-/// What a server has only once and programs may want differently, in the order of the alphabet.
-/// Programs that set one of these share a server only with those that set the same.
+/// Settings of a whole server, in alphabetical order. Programs that set one of these share a server only with programs
+/// that set the same value.
 const OWN: [&str; 5] =
     ["ARTIFACTS_DB", "BLOBSTORE_DIR", "DATASETS_HOST_RO", "IDLE_HIBERNATE_SEC", "SESSIONS_ROOT"];
 
-/// The longest path of a socket. The server first binds a name that is a little longer.
+/// The longest path of a socket. The server first binds a temporary name that is a little longer.
 const MAX_SOCKET_PATH: usize = 108 - 20;
 
 /// The local server of this user, and of these settings. It may not run.
@@ -69,8 +69,8 @@ impl LocalServer {
         &self.socket
     }
 
-    /// Whether something listens there, in a directory where only this user can make sockets. Whose
-    /// process it is, is asked once more with every connection ([`super::ServerUrl::Local`]).
+    /// Whether something listens there, in a directory where only this user can create sockets. The client checks the
+    /// user of the process again ([`super::ServerUrl::Local`]).
     #[must_use]
     pub fn is_running(&self) -> bool {
         let Some(found) = self.socket.parent().and_then(|parent| fs::symlink_metadata(parent).ok())
@@ -93,7 +93,7 @@ fn directory_of(variable: &str) -> Option<PathBuf> {
     env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// An absolute path without `.` and `..`, by its text alone, as `os.path.abspath` gives it.
+/// An absolute path without `.` and `..`; only its text is used, as by `os.path.abspath`.
 fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for component in path.components() {

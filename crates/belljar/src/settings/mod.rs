@@ -1,6 +1,5 @@
-//! Settings: flags over environment over `.env` over defaults. Every variable is declared once, in
-//! [`variables`], and typed once, here, in [`server`], [`artifacts`], [`network`] and
-//! [`volumes`].
+//! Settings: flags override the environment, which overrides `.env`, which overrides defaults. Every variable is declared
+//! once, in [`variables`], and parsed once: here, in [`server`], [`artifacts`], [`network`] or [`volumes`].
 
 mod artifacts;
 mod backend;
@@ -39,7 +38,7 @@ pub use server::{Listen, ServerSettings, Tls};
 use values::Values;
 pub use volumes::VolumeSettings;
 
-/// Everything that can be set, resolved: paths are absolute, sizes are bytes.
+/// All settings, resolved: paths are absolute, sizes are in bytes.
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub home: PathBuf,
@@ -48,18 +47,18 @@ pub struct Settings {
     pub state_dir: PathBuf,
     /// Artifacts of ephemeral runs.
     pub outputs_dir: PathBuf,
-    /// As it is to be looked for on the `PATH`.
+    /// A program on the `PATH`, or its path.
     pub python: PathBuf,
     pub packages: Vec<String>,
     pub preload: Vec<String>,
-    /// What an image may unpack to.
+    /// The largest size of an unpacked image.
     pub image_bytes: u64,
-    /// Who we are at registries, where that is set.
+    /// The login at registries, if set.
     pub registry_login: Option<Login>,
     pub limits: Limits,
     pub cgroup_parent: String,
     pub backend: BackendSettings,
-    /// Directories that sessions may have at `/workspace`.
+    /// Directories that sessions may mount at `/workspace`.
     pub workspaces: Vec<PathBuf>,
     pub strict: bool,
     pub log: LogSettings,
@@ -69,14 +68,14 @@ pub struct Settings {
     pub network: NetworkSettings,
     pub volumes: VolumeSettings,
     pub browser: BrowserConfig,
-    /// What a server for local use does browser tasks with, where the user has a key.
+    /// The model for browser tasks on a local server, if the user has a key.
     pub openai: Result<Option<OpenAi>, String>,
     pub client: ClientSettings,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogSettings {
-    /// Known to be valid; `None` leaves it to the command.
+    /// Valid; `None` means the default of the command.
     pub filter: Option<String>,
     pub format: LogFormat,
 }
@@ -87,10 +86,10 @@ pub enum LogFormat {
     Json,
 }
 
-/// What the commands need that talk to a server.
+/// Settings of commands that are clients of a server.
 #[derive(Debug, Clone)]
 pub struct ClientSettings {
-    /// Where the server is, if somebody says so.
+    /// The server, if it is set.
     pub url: Option<ServerUrl>,
     /// The server that the user's Python programs share.
     pub local: LocalServer,
@@ -98,8 +97,8 @@ pub struct ClientSettings {
 }
 
 impl ClientSettings {
-    /// The server that commands talk to: the one that is named, else the local server of this user
-    /// if it runs, else the default address of `belljar serve`.
+    /// The server of the commands: the one that is set, else the local server of this user if it runs, else the default
+    /// address of `belljar serve`.
     #[must_use]
     pub fn server(&self) -> ServerUrl {
         match &self.url {
@@ -110,7 +109,7 @@ impl ClientSettings {
     }
 }
 
-/// Where `belljar serve` listens unless it is told otherwise.
+/// Where `belljar serve` listens by default.
 const DEFAULT_URL: &str = "http://127.0.0.1:8000";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,16 +117,16 @@ pub enum ServerUrl {
     /// With its scheme, without a slash at the end.
     Http(String),
     Unix(PathBuf),
-    /// The socket of the user's own local server: only a process of this user may answer there.
+    /// The socket of the user's own local server: only a process of this user may listen there.
     Local(PathBuf),
 }
 
-/// A secret; it does not show itself by accident.
+/// A secret that `Debug` does not show.
 #[derive(Clone)]
 pub struct ApiKey(String);
 
 impl ApiKey {
-    /// For the header of a request, and nothing else.
+    /// Only for the header of a request.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
@@ -146,12 +145,12 @@ impl Settings {
         Settings::load_with(&[])
     }
 
-    /// The same, with values from the command line by the names of the variables they stand for.
-    /// An empty one takes back whatever the environment says.
+    /// The same, with values from the command line, by the names of their variables. An empty value overrides one in the
+    /// environment.
     pub fn load_with(flags: &[(&'static str, String)]) -> Result<Settings> {
         let file = match fs::read_to_string(".env") {
             Ok(text) => dotenv::parse(&text).context("failed to read .env")?,
-            // A directory of this name is a virtual environment of Python's.
+            // A directory of this name is a Python virtual environment.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -222,7 +221,7 @@ fn client(values: &Values<'_>) -> Result<ClientSettings> {
     Ok(ClientSettings { url, local, api_key: values.optional("BELLJAR_API_KEY", parse::api_key)? })
 }
 
-/// The limits of a sandbox. A size of files in RAM that is set is had, or refused with the reason.
+/// The limits of a sandbox. A size of files in RAM that is set raises the memory, or is an error.
 fn limits(values: &Values<'_>) -> Result<Limits> {
     let mut memory = values.read("BELLJAR_MEMORY", parse::size_from(Limits::MIN_MEMORY))?;
     let tmpfs = values.optional("TMPFS_SIZE_MB", parse::number(1..=1 << 24))?.map(|mb| mb << 20);
@@ -261,13 +260,13 @@ fn registry_login(values: &Values<'_>) -> Result<Option<Login>> {
     }
 }
 
-/// The part of the environment that is about us.
+/// The variables of the environment that are ours.
 fn ours(
     environment: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)>,
 ) -> Result<HashMap<String, String>> {
     let mut found = HashMap::new();
     for (name, value) in environment {
-        // A name that is no text is not one of ours.
+        // A name that is not UTF-8 is not one of ours.
         let Ok(name) = name.into_string() else { continue };
         if name.starts_with(unknown::PREFIX) || variables::declared(&name).is_some() {
             let value = value.into_string();

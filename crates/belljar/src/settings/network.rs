@@ -1,4 +1,4 @@
-//! Where code in sandboxes may go.
+//! Settings of the network of sandboxes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use super::values::Values;
 
 #[derive(Debug, Clone)]
 pub struct NetworkSettings {
-    /// Of those who do not ask for anything else.
+    /// The default policy.
     pub default: Policy,
-    /// The most that can be asked for.
+    /// The most that a session can request.
     most: Policy,
-    /// Whether the operator said so, or it is what the default is.
+    /// Whether it is set; if not, it is the default policy.
     is_most_given: bool,
-    /// Of one sandbox, in both directions together.
+    /// Bytes of one sandbox, in both directions together.
     bytes: u64,
-    /// Or what is wrong with them: only who uses them minds.
+    /// An error here matters only to commands that use them.
     secrets: Result<Arc<Secrets>, String>,
     dns: Arc<Dns>,
 }
@@ -43,13 +43,13 @@ impl NetworkSettings {
         Ok(NetworkSettings { default, most, is_most_given, bytes, secrets, dns })
     }
 
-    /// The way out of the sandboxes of a server, whose certificate authority is kept at a path. Sessions may
-    /// ask for `model`, unless the operator says otherwise.
+    /// The network of a server's sandboxes, with the certificate authority at this path. Sessions may request `model`,
+    /// unless the operator forbids it.
     pub fn of_server(&self, authority: PathBuf, model: Option<&OpenAi>) -> Result<Arc<Network>> {
         let (mut most, mut secrets) = (self.most.clone(), self.secrets()?);
         if let Some(model) = model {
             secrets = Arc::new(model.secrets.clone().overridden_by(&secrets));
-            // An operator who forbids everything means it.
+            // `none` forbids the model as well.
             if !(self.is_most_given && most.is_none()) {
                 most = most.and(&model.policy);
             }
@@ -62,7 +62,7 @@ impl NetworkSettings {
         Ok(Arc::new(network))
     }
 
-    /// That of a run: who starts it has this machine, and may do what the machine may.
+    /// The network of a run: its user has this machine and may do what the machine may.
     pub fn of_run(&self) -> Result<Arc<Network>> {
         let dns = Arc::clone(&self.dns);
         Ok(Arc::new(Network::new(None, self.secrets()?, self.bytes, None, dns)))

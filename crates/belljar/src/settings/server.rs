@@ -1,4 +1,4 @@
-//! What only the server needs.
+//! Settings of the server.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -17,11 +17,10 @@ use belljar_runtime::{MIN_VOLUME_SIZE, VolumeKind};
 use super::values::Values;
 use super::{parse, volumes};
 
-/// The kernel takes no longer path for a socket.
+/// The longest path of a socket that the kernel accepts.
 const MAX_SOCKET_PATH: usize = 107;
 
-/// A directory or file that is missing is no concern of the other commands, so what these paths
-/// lead to is looked at by [`ServerSettings::check`] and not before.
+/// Paths are checked by [`ServerSettings::check`] and not before: other commands do not need them to exist.
 #[derive(Debug, Clone)]
 pub struct ServerSettings {
     pub listen: Listen,
@@ -32,9 +31,9 @@ pub struct ServerSettings {
     pub allowed_origins: Vec<String>,
     /// Bytes.
     pub max_body: u64,
-    /// Worker threads; `None` leaves it to the server.
+    /// Worker threads; `None` means the server's default.
     pub threads: Option<usize>,
-    /// Seconds that a client may stall before it is cut off.
+    /// Seconds that a client may stall before its connection is closed.
     pub stall_s: u64,
     /// Seconds that a stopping server waits for requests in progress.
     pub drain_s: u64,
@@ -42,17 +41,17 @@ pub struct ServerSettings {
     pub storage: Storage,
     pub datasets: Datasets,
     pub sessions_root: PathBuf,
-    /// What the files of a session on disk may take.
+    /// The size limit of a session's files on disk.
     pub session_size: u64,
-    /// How they are kept; none: with an enforced size where that is possible.
+    /// How they are stored; `None`: with an enforced size where that is possible.
     pub session_kind: Option<VolumeKind>,
-    /// Seconds after which sessions that have ended are removed with their files; none: never.
+    /// Seconds after which ended sessions are removed with their files; `None`: never.
     pub session_retention_s: Option<u64>,
-    /// What `LOCAL_RO` shows.
+    /// The directory for `LOCAL_RO`.
     pub datasets_dir: Option<PathBuf>,
-    /// Or what is wrong with them: as with a missing file, only the server minds.
+    /// An error here matters only to the server, as a missing file does.
     dataset_sources: Result<Arc<Sources>, String>,
-    /// Where datasets are kept that were transferred once, and how much of them.
+    /// The cache of datasets, and its size.
     pub dataset_cache: PathBuf,
     pub dataset_cache_bytes: u64,
     /// The largest dataset.
@@ -61,17 +60,17 @@ pub struct ServerSettings {
     /// At least as long as `ttl_s`.
     pub max_ttl_s: u64,
     pub idle_s: Option<u64>,
-    /// When the large values of idle sessions go to disk.
+    /// When large values of idle sessions are written to disk.
     pub spill: Option<SpillPolicy>,
-    /// Sessions as files: where, how much, and when.
+    /// Snapshots: where, how much, and when.
     pub snapshots: SnapshotConfig,
-    /// Seconds that sandboxes wait for a server to come back.
+    /// Seconds that sandboxes wait for a new server.
     pub alone_for_s: u64,
     /// Warm sandboxes to keep.
     pub pool: usize,
-    /// Of all sandboxes together.
+    /// The sum over all sandboxes.
     pub total: Quota,
-    /// The code itself, not only its hash, goes into the audit log.
+    /// The audit log contains the code itself, not only its hash.
     pub audit_code: bool,
 }
 
@@ -162,15 +161,14 @@ impl ServerSettings {
         })
     }
 
-    /// Whether what the settings name is there, so that a server fails at its start and not at its
-    /// first request.
+    /// Checks that the files and directories exist, so that a server fails at its start and not at its first request.
     pub fn check(&self) -> Result<()> {
         self.dataset_sources()?;
         match (&self.datasets_dir, self.datasets) {
             (None, Datasets::LocalRo) => {
                 bail!("DATASET_ACCESS=LOCAL_RO needs a directory; set DATASETS_HOST_RO")
             }
-            // Any session may ask for it, whatever the others get.
+            // Any session may request it, whatever the default is.
             (Some(path), _) => {
                 fs::read_dir(path).with_context(|| {
                     format!("DATASETS_HOST_RO: failed to read the directory `{}`", path.display())
@@ -203,7 +201,7 @@ impl ServerSettings {
         Ok(())
     }
 
-    /// How the files of sessions on disk are kept.
+    /// How the files of sessions on disk are stored.
     #[must_use]
     pub fn disk(&self, strict: bool) -> DiskConfig {
         DiskConfig {
@@ -214,21 +212,21 @@ impl ServerSettings {
         }
     }
 
-    /// Where the server itself fetches datasets from.
+    /// The sources from which the server fetches datasets.
     pub fn dataset_sources(&self) -> Result<Arc<Sources>> {
         let sources = self.dataset_sources.as_ref();
         sources.map(Arc::clone).map_err(|why| anyhow!("BELLJAR_DATASET_SOURCES: {why}"))
     }
 }
 
-/// Secrets may stand in the environment or beside the setting, in `.env`.
+/// Secrets may be in the environment, or in `.env` with the setting.
 fn dataset_sources(values: &Values<'_>) -> Result<Arc<Sources>, String> {
     let text = values.text("BELLJAR_DATASET_SOURCES");
     if text.trim().is_empty() {
         return Ok(Arc::default());
     }
     let secret = |name: &str| std::env::var(name).ok().or_else(|| (values.lookup)(name));
-    // If it is wrong, the settings of the network say so.
+    // The settings of the network report an error in it.
     let dns = Dns::parse(&values.text("BELLJAR_DNS")).unwrap_or_default();
     Ok(Arc::new(Sources::parse(&text, secret)?.with_dns(Arc::new(dns))))
 }

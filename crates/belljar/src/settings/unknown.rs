@@ -1,4 +1,4 @@
-//! A setting that nobody reads is a typing error, and would be believed to work.
+//! Refuses unknown settings: an unread setting is a typing error that would seem to work.
 
 use anyhow::{Result, bail};
 
@@ -6,18 +6,18 @@ use super::variables::{GROUPS, INTERNAL, declared, is_kubernetes};
 
 pub(super) const PREFIX: &str = "BELLJAR_";
 
-/// Refuses names that look like ours and are not.
+/// Refuses names that begin like ours and are not declared.
 pub(super) fn refuse<'a>(
     names: impl Iterator<Item = &'a String>,
     place: &'static str,
 ) -> Result<()> {
     let is_known =
         |name: &str| declared(name).is_some() || INTERNAL.contains(&name) || is_kubernetes(name);
-    // The first in the alphabet, so that the same mistakes are told in the same order.
+    // In alphabetical order, so that the error is always the same.
     let unknown = names.filter(|name| name.starts_with(PREFIX) && !is_known(name)).min();
     match unknown {
         Some(name) => {
-            bail!("{name} in {place} is no setting; the closest is {}", closest(name))
+            bail!("{name} in {place} is not a setting; the closest is {}", closest(name))
         }
         None => Ok(()),
     }
@@ -58,7 +58,7 @@ mod tests {
             ("BELLJAR_CPU", "BELLJAR_CPUS"),
             ("BELLJAR_ALLOWED_HOST", "BELLJAR_ALLOWED_HOSTS"),
         ] {
-            let expected = format!("{wrong} in .env is no setting; the closest is {right}");
+            let expected = format!("{wrong} in .env is not a setting; the closest is {right}");
             assert_eq!(refuse_one(wrong).unwrap_err().to_string(), expected);
         }
     }

@@ -1,4 +1,4 @@
-//! The values of declared variables: looked up, typed, and refused with what was expected.
+//! Looks up and parses the values of declared variables; an error names what was expected.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow};
 
 use super::variables::declared;
 
-/// Where values come from: the most important place that has one, however empty, decides.
+/// The sources of values. The first source that has a value, even an empty one, is used.
 pub(super) struct Values<'a> {
     pub(super) lookup: &'a dyn Fn(&str) -> Option<String>,
 }
@@ -18,7 +18,7 @@ impl Values<'_> {
         (self.lookup)(name).filter(|value| !value.is_empty()).unwrap_or_else(|| default.to_owned())
     }
 
-    /// Whether somebody chose a value.
+    /// Whether a value is set.
     pub(super) fn is_set(&self, name: &str) -> bool {
         (self.lookup)(name).is_some_and(|value| !value.trim().is_empty())
     }
@@ -40,7 +40,7 @@ impl Values<'_> {
         self.read(name, parse).map(Some)
     }
 
-    /// A number of which 0 and nothing mean that there is no limit.
+    /// A limit; 0 and an empty value mean none.
     pub(super) fn limit(
         &self,
         name: &str,
@@ -55,7 +55,7 @@ impl Values<'_> {
         text.split_whitespace().map(|word| parse(word).ok_or_else(|| refusal(name, word))).collect()
     }
 
-    /// Absolute paths, separated as those of `PATH` are.
+    /// Absolute paths, separated by colons.
     pub(super) fn paths(&self, name: &str) -> Result<Vec<PathBuf>> {
         let text = self.text(name);
         let absolute = |path: &str| match path.strip_prefix('/') {

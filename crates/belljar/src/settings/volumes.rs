@@ -1,4 +1,4 @@
-//! How volumes are kept.
+//! Settings of volumes.
 
 use std::path::{Path, PathBuf};
 
@@ -12,9 +12,9 @@ use super::values::Values;
 #[derive(Debug, Clone)]
 pub struct VolumeSettings {
     pub root: PathBuf,
-    /// None: with an enforced size where that is possible.
+    /// `None`: with an enforced size where that is possible.
     pub kind: Option<VolumeKind>,
-    /// Of one whose size nobody said.
+    /// The default size of a volume.
     pub size: u64,
     pub per_tenant: VolumeQuota,
 }
@@ -39,7 +39,7 @@ impl VolumeSettings {
     }
 }
 
-/// How files are kept; none: with an enforced size where that is possible.
+/// How files are stored; `None`: with an enforced size where that is possible.
 pub(super) fn kind(text: &str) -> Option<Option<VolumeKind>> {
     match text.to_ascii_lowercase().as_str() {
         "auto" => Some(None),

@@ -75,7 +75,7 @@ def _refuse_unknown(names: Mapping[str, str], place: str) -> None:
         import difflib
 
         [closest] = difflib.get_close_matches(unknown[0], DEFAULTS, n=1, cutoff=0)
-        raise InvalidRequest(f"{unknown[0]} in {place} is no setting; the closest is {closest}")
+        raise InvalidRequest(f"{unknown[0]} in {place} is not a setting; the closest is {closest}")
 
 
 def _is_known(name: str) -> bool:

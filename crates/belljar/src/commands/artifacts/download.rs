@@ -1,9 +1,9 @@
-//! Where a download goes.
+//! The file of a download.
 //!
 //! ```text
-//!   ID.part, locked ── all of it is there, and matches ──▶ the file, at once
+//!   ID.part, locked ── complete, and its hash matches ──▶ the file, by a rename
 //!      │    ▲
-//!      └────┘ broken off: the next download of the same artifact goes on with it
+//!      └────┘ interrupted: the next download of the same artifact continues it
 //! ```
 
 use std::fs::{self, File};
@@ -16,10 +16,10 @@ use sha2::{Digest as _, Sha256};
 
 use super::Artifact;
 
-/// Read at a time when a part is gone on with.
+/// How much of an existing part is read at a time.
 const CHUNK: usize = 256 * 1024;
 
-/// What can be written to, and how much of it there is.
+/// A writer that hashes and counts what is written.
 #[derive(Debug)]
 pub(super) struct Sink<W> {
     to: W,
@@ -43,7 +43,7 @@ impl<W: Write> Sink<W> {
         Ok(())
     }
 
-    /// Fails unless it is the artifact, all of it.
+    /// Fails unless the content is complete and its hash matches.
     pub(super) fn finish(mut self, artifact: &Artifact) -> Result<W> {
         self.to.flush().context("failed to write")?;
         let sha256 = belljar_engine::artifacts::Digest::from(self.hash);
@@ -58,7 +58,7 @@ impl<W: Write> Sink<W> {
     }
 }
 
-/// A file that is not there yet, and the part of it that is.
+/// The target of a download, and the part file beside it.
 #[derive(Debug)]
 pub(super) struct Download {
     pub(super) file: PathBuf,
@@ -67,7 +67,7 @@ pub(super) struct Download {
 }
 
 impl Download {
-    /// Where `output`, or else its own name, says; refuses what is in the way.
+    /// The target by `output`, or else by the artifact's name; refuses to overwrite without `force`.
     pub(super) fn of(artifact: &Artifact, output: Option<&Path>, force: bool) -> Result<Download> {
         let file = match output {
             None => PathBuf::from(harmless(&artifact.name)),
@@ -88,7 +88,7 @@ impl Download {
         }
     }
 
-    /// The part, with what an earlier download left in it. Nobody else writes to it.
+    /// Opens and locks the part, with the content of an earlier download.
     pub(super) fn open(&self, artifact: &Artifact) -> Result<Sink<File>> {
         let context = || format!("failed to write `{}`", self.part.display());
         let part = File::options()
@@ -118,19 +118,19 @@ impl Download {
         Ok(Sink { to: part, hash: sink.hash, written: sink.written })
     }
 
-    /// Gives the part its name.
+    /// Renames the part to the target.
     pub(super) fn finish(&self, part: &File) -> Result<()> {
         let context = || format!("failed to write `{}`", self.file.display());
-        // Not even a power cut leaves half of it under its name.
+        // After a power cut the target is complete or does not exist.
         part.sync_all().with_context(context)?;
         if self.force {
             return fs::rename(&self.part, &self.file).with_context(context);
         }
-        // Unlike a rename, this fails if somebody was faster.
+        // Unlike a rename, this fails if the target exists now.
         match fs::hard_link(&self.part, &self.file) {
             Ok(()) => fs::remove_file(&self.part).with_context(context),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(self.in_the_way()),
-            // Not every file system has links.
+            // Some file systems have no hard links.
             Err(_) if self.file.symlink_metadata().is_err() => {
                 fs::rename(&self.part, &self.file).with_context(context)
             }
@@ -148,8 +148,8 @@ impl Download {
     }
 }
 
-/// The name to save it by. Code in a sandbox chose it: it must not lead elsewhere, hide, be taken for
-/// an option, or be obeyed by a terminal.
+/// A file name from the artifact's name, which code in a sandbox chose: not a path, not hidden, not an option, without
+/// control characters.
 fn harmless(name: &str) -> String {
     let last = name.rsplit('/').next().unwrap_or_default();
     let mut harmless: String = last.chars().map(|c| if c.is_control() { '_' } else { c }).collect();

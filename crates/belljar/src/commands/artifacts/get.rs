@@ -19,31 +19,31 @@ use crate::commands::progress::Progress;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A server that goes away is waited for, and the download goes on where it was. Until all of it is
-there and matches its hash, what has come is in ID.part beside the file; the same command goes on
-with a part that was left.")]
+If the server is lost, the download waits for it and continues. Until the content is complete and its
+hash matches, it is in ID.part beside the file; the same command continues an interrupted download.")]
 pub(crate) struct ArtifactsGetArgs {
     /// The id of the artifact
     #[arg(value_name = "ID")]
     pub(crate) id: String,
-    /// Where it goes: a file, a directory, or - for standard output [default: its own name, here]
+    /// The target: a file, a directory, or - for standard output [default: its own name, in the current
+    /// directory]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// Overwrite a file that is there
+    /// Overwrite an existing file
     #[arg(long)]
     pub(crate) force: bool,
-    /// Print what was downloaded, and where it is, as JSON
+    /// Print the artifact and the path of the file as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// The exit status of what Ctrl-C ended.
+/// The exit status after Ctrl-C.
 const EXIT_INTERRUPTED: u8 = 130;
 
 pub(super) async fn get(client: &Client, args: &ArtifactsGetArgs) -> Result<ExitCode> {
     let to_stdout = args.output.as_deref() == Some(Path::new("-"));
     if to_stdout && args.json {
-        bail!("--json and -o - both want standard output; leave one of them out");
+        bail!("--json and -o - both use standard output; leave one of them out");
     }
     let artifact = Artifact::from(&find(client, &args.id).await?)?;
     if to_stdout {
@@ -52,7 +52,7 @@ pub(super) async fn get(client: &Client, args: &ArtifactsGetArgs) -> Result<Exit
     let download = Download::of(&artifact, args.output.as_deref(), args.force)?;
     let mut sink = download.open(&artifact)?;
     let resumed_at = sink.written();
-    // Without a word about it, what has come would lie there unnoticed.
+    // After Ctrl-C the user must learn of the part file.
     let mut ctrl_c = signal(SignalKind::interrupt()).context("failed to listen for signals")?;
     let fetched = tokio::select! {
         fetched = fetch(client, &artifact, &mut sink) => fetched,
@@ -91,25 +91,25 @@ async fn print_content(client: &Client, artifact: &Artifact) -> Result<ExitCode>
     }
     let cause = printed.as_ref().err().and_then(|error| error.downcast_ref::<io::Error>());
     if cause.is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe) {
-        // Who reads only the beginning has what they wanted.
+        // The reader wanted only the beginning.
         return Ok(ExitCode::SUCCESS);
     }
     printed.map(|()| ExitCode::SUCCESS)
 }
 
-/// What an interrupted download leaves, if it is worth going on with.
+/// Reports the part file of an interrupted download; an empty one is removed.
 fn say_kept<W: Write>(download: &Download, sink: &Sink<W>) {
     if sink.written() == 0 {
         download.discard();
     } else {
         output::say(&format!(
-            "what has come is in `{}`; the same command goes on with it",
+            "the first part is in `{}`; the same command continues the download",
             download.part.display()
         ));
     }
 }
 
-/// Writes what is missing, over as many connections and servers as it takes.
+/// Downloads what is missing; reconnects if the server is lost.
 async fn fetch<W: Write>(client: &Client, artifact: &Artifact, sink: &mut Sink<W>) -> Result<()> {
     let mut progress = Progress::of_bytes(plain(&artifact.name), Some(artifact.size));
     let mut outage = Outage::default();
@@ -118,7 +118,7 @@ async fn fetch<W: Write>(client: &Client, artifact: &Artifact, sink: &mut Sink<W
         match next(client, artifact, sink.written(), &mut content).await {
             Ok(bytes) => {
                 outage.is_over(|text| progress.say(text));
-                sink.write(&bytes).context("failed to write what came")?;
+                sink.write(&bytes).context("failed to write the content")?;
                 progress.set(sink.written());
             }
             Err(error) => {
@@ -130,7 +130,7 @@ async fn fetch<W: Write>(client: &Client, artifact: &Artifact, sink: &mut Sink<W
     Ok(())
 }
 
-/// The next bytes of what is missing; never more than that.
+/// The next bytes of what is missing.
 async fn next(
     client: &Client,
     artifact: &Artifact,
@@ -152,7 +152,7 @@ async fn next(
         let begins_at = *position;
         *position += bytes.len() as u64;
         if *position > from {
-            // Somebody on the way may not know ranges, and have sent it from its beginning.
+            // A proxy that ignores ranges sends the content from its beginning.
             let known = usize::try_from(from.saturating_sub(begins_at)).unwrap_or(usize::MAX);
             let bytes = bytes.split_off(known.min(bytes.len()));
             let missing = usize::try_from(artifact.size - from).unwrap_or(usize::MAX);
@@ -161,17 +161,17 @@ async fn next(
     }
 }
 
-/// By a fresh link: one from before an outage may have expired.
+/// Opens the content by a new link: an older one may have expired during an outage.
 async fn open(client: &Client, artifact: &Artifact, from: u64) -> Result<Content, ClientError> {
     let ask = json!({ "method": "GET" });
     let link = client.post(&format!("{}/url", path_of(&artifact.id)), &ask).await?;
     let url = link["url"].as_str().unwrap_or_default();
-    // We know how to reach the server; whom its links are for may be elsewhere.
+    // Only the path of the link: its host may be meant for other clients.
     let path = url.rfind("/artifacts/").map(|at| &url[at..]);
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/?=&%".contains(&byte);
     let path = path.filter(|path| path.bytes().all(is_plain));
     let Some(path) = path else {
-        let why = "it tells of a link in an unknown way".to_owned();
+        let why = "its link to an artifact cannot be read".to_owned();
         return Err(ClientError::NotBelljar { url: client.url(), why });
     };
     client.content(path, from, &format!("\"{}\"", artifact.sha256)).await

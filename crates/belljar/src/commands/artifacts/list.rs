@@ -16,10 +16,10 @@ use crate::table;
 
 #[derive(Debug, Args)]
 pub(crate) struct ArtifactsListArgs {
-    /// Only those of this session, by its id or key, or of a run, by its id
+    /// Only artifacts of this session (its id or key) or run (its id)
     #[arg(long, value_name = "ID")]
     pub(crate) session: Option<String>,
-    /// Only those that this execution left
+    /// Only artifacts of this execution
     #[arg(long, value_name = "EXEC")]
     pub(crate) exec: Option<String>,
     /// At most this many
@@ -31,7 +31,7 @@ pub(crate) struct ArtifactsListArgs {
     pub(crate) json: bool,
 }
 
-/// The most that a server gives at once.
+/// The largest page that a server sends.
 const MAX_PAGE: usize = 1000;
 
 pub(super) async fn list(client: &Client, args: &ArtifactsListArgs) -> Result<ExitCode> {
@@ -39,7 +39,7 @@ pub(super) async fn list(client: &Client, args: &ArtifactsListArgs) -> Result<Ex
         Some(name) => find_known_id(client, name).await?,
         None => None,
     };
-    // Artifacts stay when their session is forgotten, and those of a run never had one.
+    // Artifacts are kept when their session is removed, and those of a run never had one.
     let session = known.as_ref().or(args.session.as_ref());
     let (artifacts, more) = gather(client, session, args).await?;
     if let (Some(name), None, []) = (&args.session, &known, &artifacts[..]) {
@@ -64,7 +64,7 @@ pub(super) async fn list(client: &Client, args: &ArtifactsListArgs) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// As many as are wanted, page by page, and whether there are more.
+/// Reads pages up to the limit; the artifacts, and whether there are more.
 async fn gather(
     client: &Client,
     session: Option<&String>,
@@ -82,7 +82,7 @@ async fn gather(
         let before = filter("before", found.last().and_then(|last| last["id"].as_str()));
         let mut page = client.get(&format!("/v1/artifacts?limit={limit}{filters}{before}")).await?;
         let artifacts = page["artifacts"].as_array_mut();
-        let artifacts = artifacts.context("the server lists artifacts in an unknown way")?;
+        let artifacts = artifacts.context("the server's list of artifacts cannot be read")?;
         let nothing_new = artifacts.is_empty();
         found.append(artifacts);
         let more = page["more"].as_bool().unwrap_or(false);

@@ -1,5 +1,5 @@
-//! `belljar artifacts`: what sessions have left, as a client of the server; and `verify`, which looks
-//! at the server's files itself. One file per verb.
+//! `belljar artifacts`: a client of a server's artifacts; `verify` reads the server's files itself. One file per
+//! subcommand.
 
 mod download;
 mod get;
@@ -30,8 +30,8 @@ use crate::settings::Settings;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Files that code leaves in /session/artifacts become artifacts when it ends. BELLJAR_API_KEY is shown
-to servers that want a key.
+Files in /session/artifacts become artifacts when the execution that wrote them ends. For servers that
+need an API key, set BELLJAR_API_KEY.
 
 Examples:
   belljar artifacts list --session demo
@@ -47,15 +47,15 @@ pub(crate) struct ArtifactsArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ArtifactsCommand {
-    /// Artifacts, the newest first
+    /// List artifacts, the newest first
     List(ArtifactsListArgs),
-    /// Everything about an artifact
+    /// Show everything about an artifact
     Show(ArtifactsShowArgs),
-    /// Download an artifact, and print where it is
+    /// Download an artifact and print the path of the file
     Get(ArtifactsGetArgs),
-    /// Print a fresh link that anybody can use, for a while
+    /// Print a new link that works without a key for a limited time
     Url(ArtifactsUrlArgs),
-    /// Forget artifacts; content goes when no other artifact has the same
+    /// Remove artifacts; their content is removed if no other artifact has the same
     Remove(ArtifactsRemoveArgs),
     /// Read the content of all artifacts on this machine and compare it with its hash
     Verify(ArtifactsVerifyArgs),
@@ -66,7 +66,7 @@ pub(crate) struct ArtifactsRemoveArgs {
     /// Ids of artifacts
     #[arg(value_name = "ID", required = true)]
     pub(crate) ids: Vec<String>,
-    /// Print the ids of those that were removed as JSON
+    /// Print the ids of the removed artifacts as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -89,7 +89,7 @@ pub(super) fn artifacts(command: ArtifactsCommand, settings: &Settings) -> Resul
     }
 }
 
-/// An artifact as the server tells of it. Its name and path are what code in a sandbox chose.
+/// An artifact, as the server describes it. Code in a sandbox chose its name and path.
 #[derive(Debug, Deserialize)]
 struct Artifact {
     id: String,
@@ -102,17 +102,18 @@ struct Artifact {
     session_id: String,
     exec_id: String,
     url: String,
-    /// On the server's machine; older servers do not tell.
+    /// On the server's machine; older servers do not send it.
     host_path: Option<String>,
 }
 
 impl Artifact {
     fn from(value: &Value) -> Result<Artifact> {
-        Artifact::deserialize(value).context("the server describes an artifact in an unknown way")
+        Artifact::deserialize(value)
+            .context("the server's description of an artifact cannot be read")
     }
 }
 
-/// Where an artifact is asked for.
+/// The path of an artifact on the server.
 fn path_of(id: &str) -> String {
     format!("/v1/artifacts/{}", escape(id))
 }
@@ -121,15 +122,14 @@ async fn find(client: &Client, id: &str) -> Result<Value> {
     client.get(&path_of(id)).await.map_err(explain)
 }
 
-/// What the server says, and how to find those that are there.
+/// Adds how to list artifacts to the error about an unknown one.
 fn explain(error: ClientError) -> anyhow::Error {
     let unknown = error.is("artifact_not_found");
     let error = anyhow::Error::from(error);
     if unknown { anyhow::anyhow!("{error}; `belljar artifacts list` shows all") } else { error }
 }
 
-/// A link to an artifact: complete where the server has an address, else the file itself, as a server
-/// behind a socket is on this machine.
+/// A link to an artifact; for a server behind a socket, which is on this machine, the path of the file.
 fn shown_link(client: &Client, artifact: &Artifact) -> String {
     let path = || artifact.host_path.as_deref().map(plain);
     let get = || format!("`belljar artifacts get {}`", artifact.id);

@@ -17,7 +17,7 @@ pub(crate) struct ArtifactsUrlArgs {
     /// The id of the artifact
     #[arg(value_name = "ID")]
     pub(crate) id: String,
-    /// A link that is good for HEAD only: it tells size and type, and opens nothing
+    /// A link for HEAD requests only: they show size and type, but no content
     #[arg(long)]
     pub(crate) head: bool,
     /// Print it as JSON
@@ -29,7 +29,7 @@ pub(super) async fn url(client: &Client, args: &ArtifactsUrlArgs) -> Result<Exit
     let method = if args.head { "HEAD" } else { "GET" };
     let (path, ask) = (format!("{}/url", path_of(&args.id)), json!({ "method": method }));
     let mut link = client.post(&path, &ask).await.map_err(explain)?;
-    let told = link["url"].as_str().context("the server tells of a link in an unknown way")?;
+    let told = link["url"].as_str().context("the server's link cannot be read")?;
     let (told, complete) = (told.to_owned(), client.complete(told));
     if args.json {
         if let Some(complete) = complete {
@@ -41,7 +41,7 @@ pub(super) async fn url(client: &Client, args: &ArtifactsUrlArgs) -> Result<Exit
     let expires = link["expires"].as_str().unwrap_or_default();
     if let Some(ms) = clock::parse_rfc3339(expires) {
         let only = if args.head { ", and for HEAD only" } else { "" };
-        output::say(&format!("good until {expires}, for {}{only}", spoken(ms - clock::now_ms())));
+        output::say(&format!("valid until {expires}, for {}{only}", spoken(ms - clock::now_ms())));
     }
     if complete.is_none() {
         output::say(&format!(

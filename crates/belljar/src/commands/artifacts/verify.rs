@@ -17,21 +17,21 @@ use crate::table;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads BLOBSTORE_DIR and ARTIFACTS_DB directly and changes nothing: no server needs to run, and one
-that does is not disturbed. The exit status is 0 if all is well, 1 if something is lost, 125 when
-that could not be found out.")]
+Reads BLOBSTORE_DIR and ARTIFACTS_DB directly and changes nothing; a server may run meanwhile. The exit
+status is 0 if all artifacts are complete, 1 if content is lost or damaged, 125 if that could not be
+checked.")]
 pub(crate) struct ArtifactsVerifyArgs {
-    /// Print what was found as JSON
+    /// Print the findings as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Something is lost.
+/// The exit status if content is lost or damaged.
 const EXIT_LOST: u8 = 1;
 
 pub(super) fn verify(args: &ArtifactsVerifyArgs, settings: &Settings) -> Result<ExitCode> {
     let (database, blobs_dir) = (&settings.artifacts.database, &settings.artifacts.blobs_dir);
-    // Where nobody may look, there may be something.
+    // Without permission to look, the database may exist.
     let is_there = database.try_exists().with_context(|| {
         format!("failed to look for the database of artifacts `{}`", database.display())
     })?;

@@ -16,28 +16,28 @@ use crate::settings::Settings;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The image can be used by native sandboxes and, if a container engine answers, by Docker. What it is
-built on stays, so that the next build is quicker. The spec itself is shown by --print-spec.")]
+Native sandboxes can use the image and, if a container engine answers, Docker too. Its base is kept, so
+that the next build is faster. --print-spec shows the spec.")]
 pub(crate) struct ImageBuildArgs {
-    /// What to build [default: Python with the usual packages]
+    /// The spec of the image [default: Python with the usual packages]
     #[arg(short = 'f', long = "file", value_name = "SPEC")]
     pub(crate) file: Option<PathBuf>,
-    /// What to call it
+    /// The name of the image
     #[arg(long, value_name = "NAME", default_value = "belljar/sandbox")]
     pub(crate) name: String,
-    /// Build on this instead of what the spec says
+    /// Use this base instead of the one in the spec
     #[arg(long, value_name = "BASE")]
     pub(crate) base: Option<String>,
-    /// With Chromium and fonts, whatever the spec says
+    /// Add Chromium and fonts, whatever the spec says
     #[arg(long)]
     pub(crate) browser: bool,
-    /// Certificates to be trusted while building [default: SSL_CERT_FILE, REQUESTS_CA_BUNDLE, ...]
+    /// Certificates to trust during the build [default: SSL_CERT_FILE, REQUESTS_CA_BUNDLE, ...]
     #[arg(long, value_name = "FILE")]
     pub(crate) ca_bundle: Option<PathBuf>,
-    /// Fail if no container engine takes the image [default: load it if one answers]
+    /// Fail if the image cannot be loaded into a container engine [default: load it if one answers]
     #[arg(long, conflicts_with = "no_docker")]
     pub(crate) docker: bool,
-    /// Give the image to no container engine
+    /// Do not load the image into a container engine
     #[arg(long)]
     pub(crate) no_docker: bool,
     /// Print the spec and build nothing
@@ -94,8 +94,8 @@ pub(super) fn build(args: &ImageBuildArgs, settings: &Settings) -> Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-/// The hidden command that a build starts for each of its commands.
+/// The hidden command with which a build runs each of its commands.
 pub(in crate::commands) fn build_step() -> Result<ExitCode> {
-    let code = belljar_image::perform_step().context("failed to carry out a step")?;
+    let code = belljar_image::perform_step().context("failed to run a build step")?;
     Ok(output::exit_code(code))
 }

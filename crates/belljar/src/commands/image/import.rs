@@ -20,7 +20,7 @@ pub(crate) struct ImageImportArgs {
     /// An archive, a directory, or - for standard input
     #[arg(value_name = "FILE|DIR")]
     pub(crate) from: PathBuf,
-    /// What to call it [default: the name it has for itself, else that of the file]
+    /// The name of the image [default: the name in the archive, else that of the file]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
 }
@@ -31,12 +31,12 @@ pub(super) fn import(args: &ImageImportArgs, settings: &Settings) -> Result<Exit
     let writer = store.writer(output::say)?;
     let progress = Watched::new();
     let image = if args.from == Path::new("-") {
-        // Archives are read more than once; what comes through a pipe is kept meanwhile.
+        // Archives are read more than once, so standard input is stored in a file.
         if name.is_none() {
             bail!("an image from standard input needs a --name");
         }
         let place = writer.scratch()?.join("input");
-        let mut file = File::create_new(&place).context("failed to keep standard input")?;
+        let mut file = File::create_new(&place).context("failed to store standard input")?;
         io::copy(&mut io::stdin().lock(), &mut file).context("failed to read standard input")?;
         belljar_image::import(&writer, &place, name, &progress)
     } else {

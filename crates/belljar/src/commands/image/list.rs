@@ -27,7 +27,7 @@ pub(super) fn list(args: &ImageListArgs, settings: &Settings) -> Result<ExitCode
         let text = serde_json::to_string_pretty(&json!({ "images": images }))?;
         output::print(&(text + "\n"))?;
     } else if images.is_empty() {
-        eprintln!("There are no images; `belljar image build`, `pull` and `import` make some.");
+        eprintln!("There are no images; `belljar image build`, `pull` and `import` add some.");
     } else {
         let header = ["name", "digest", "added", "packed", "unpacked", "python"];
         let rows: Vec<Vec<String>> = images.iter().map(cells).collect();

@@ -1,4 +1,4 @@
-//! `belljar image`: what sandboxes are made from.
+//! `belljar image`: the images of sandboxes. One file per subcommand.
 
 mod build;
 mod import;
@@ -28,8 +28,8 @@ use crate::settings::Settings;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-An image is used by `belljar run --image NAME`, by sessions that ask for it, and for all sandboxes
-by SANDBOX_IMAGE=NAME. `host`, the default, is this machine itself.
+An image is used with `belljar run --image NAME`, by sessions that request it, and with
+SANDBOX_IMAGE=NAME for all sandboxes. `host`, the default, is this machine itself.
 
 Examples:
   belljar image build
@@ -44,17 +44,17 @@ pub(crate) struct ImageArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImageCommand {
-    /// Make an image from a spec: a base, and packages on it
+    /// Build an image from a spec: a base, and packages
     Build(ImageBuildArgs),
-    /// Take an image from a file: an OCI layout, `docker save`, or a plain root file system
+    /// Import an image from a file: an OCI layout, `docker save`, or a plain root file system
     Import(ImageImportArgs),
-    /// Take an image from a registry
+    /// Pull an image from a registry
     Pull(ImagePullArgs),
-    /// Images, by name
+    /// List images by name
     List(ImageListArgs),
-    /// Everything about an image
+    /// Show everything about an image
     Show(ImageShowArgs),
-    /// Remove images; what sandboxes still use goes when they have ended
+    /// Remove images; files that sandboxes use are removed after those have ended
     Remove(ImageRemoveArgs),
 }
 
@@ -69,7 +69,7 @@ pub(super) fn image(command: ImageCommand, settings: &Settings) -> Result<ExitCo
     }
 }
 
-/// What an image came to, in one line; its name goes to standard output.
+/// Describes a new image in one line; its name goes to standard output.
 fn announce(image: &Image) -> Result<()> {
     let python = image
         .python
@@ -83,7 +83,7 @@ fn announce(image: &Image) -> Result<()> {
     ));
     if image.unpacked.skipped > 0 {
         let skipped = image.unpacked.skipped;
-        output::say(&format!("{skipped} device(s) or pipe(s) of it were left out"));
+        output::say(&format!("{skipped} device(s) or pipe(s) in it were left out"));
     }
     output::print(&format!("{}\n", image.name))
 }

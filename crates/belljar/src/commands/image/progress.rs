@@ -1,4 +1,4 @@
-//! How far it is: a bar on a terminal, lines elsewhere.
+//! The progress of builds and pulls: a bar on a terminal, lines elsewhere.
 
 use std::cell::RefCell;
 use std::io::{self, IsTerminal};

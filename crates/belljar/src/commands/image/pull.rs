@@ -15,27 +15,27 @@ use crate::settings::Settings;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without --username, BELLJAR_REGISTRY_USER and BELLJAR_REGISTRY_PASSWORD are used, or else what
-`docker login` left. What was pulled once is not pulled again, and what was cut off is gone on with.")]
+Without --username, BELLJAR_REGISTRY_USER and BELLJAR_REGISTRY_PASSWORD are used, or else the login of
+`docker login`. Layers that are complete are not pulled again; an interrupted pull is continued.")]
 pub(crate) struct ImagePullArgs {
     /// Such as python:3.12-slim, registry.example/team/lab:1.0 or NAME@sha256:...
     #[arg(value_name = "REF")]
     pub(crate) reference: String,
-    /// What to call it [default: as it is asked for]
+    /// The name of the image [default: REF]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// Who you are there
+    /// Your user name at the registry
     #[arg(long, value_name = "USER", requires = "password_stdin")]
     pub(crate) username: Option<String>,
-    /// The password is on standard input
+    /// Read the password from standard input
     #[arg(long, requires = "username")]
     pub(crate) password_stdin: bool,
-    /// Without TLS; for a registry on this machine that is so anyway
+    /// Without TLS; this is the default for a registry on this machine
     #[arg(long)]
     pub(crate) plain_http: bool,
 }
 
-/// Longer is no password.
+/// The longest password.
 const MAX_PASSWORD: u64 = 64 << 10;
 
 pub(super) fn pull(args: ImagePullArgs, settings: &Settings) -> Result<ExitCode> {

@@ -19,14 +19,14 @@ pub(crate) struct ImageRemoveArgs {
 pub(super) fn remove(args: &ImageRemoveArgs, settings: &Settings) -> Result<ExitCode> {
     let names: Vec<Name> = args.names.iter().map(|name| name.parse()).collect::<Result<_, _>>()?;
     let store = home::images(settings);
-    // All of them or none: a name that was mistyped should not cost the others.
+    // Removes all of them or none, so that a mistyped name does no harm.
     names.iter().try_for_each(|name| store.find(name).map(|_| ()))?;
     let writer = store.writer(output::say)?;
     for name in &names {
         if writer.remove(name)? {
             output::say(&format!(
-                "{name} is removed; a sandbox still uses its files, which go with the next change \
-                 of images after it has ended"
+                "{name} is removed; a sandbox still uses its files, which the next change of images \
+                 after its end removes"
             ));
         }
     }

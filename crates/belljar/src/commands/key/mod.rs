@@ -1,4 +1,4 @@
-//! `belljar key`: API keys, made and revoked in the server's database. A running server notices.
+//! `belljar key`: creates, lists and revokes API keys in the server's database. A running server notices changes.
 
 mod args;
 
@@ -29,31 +29,31 @@ pub(super) fn key(command: KeyCommand, settings: &Settings) -> Result<ExitCode> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// A key as it is shown: never with its hash.
+/// A key without its hash, for output.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct KeyRecord {
     id: String,
     name: String,
     tenant: String,
     limits: KeyLimits,
     created: String,
     revoked: Option<String>,
-    /// Of a key that was just made.
+    /// The secret of a key that was just created.
     #[serde(skip_serializing_if = "Option::is_none")]
     secret: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct List {
-    keys: Vec<Shown>,
+struct KeyList {
+    keys: Vec<KeyRecord>,
 }
 
-impl From<KeyRow> for Shown {
-    fn from(row: KeyRow) -> Shown {
+impl From<KeyRow> for KeyRecord {
+    fn from(row: KeyRow) -> KeyRecord {
         let KeyRow { id, name, tenant, limits, created_ms, revoked_ms, hash: _ } = row;
         let created = clock::rfc3339(created_ms);
         let revoked = revoked_ms.map(clock::rfc3339);
-        Shown { id, name, tenant, limits, created, revoked, secret: None }
+        KeyRecord { id, name, tenant, limits, created, revoked, secret: None }
     }
 }
 
@@ -87,7 +87,7 @@ fn create(args: KeyCreateArgs, settings: &Settings) -> Result<()> {
 
     let id = row.id.clone();
     let text = if args.json {
-        serde_json::to_string_pretty(&Shown { secret: Some(secret), ..row.into() })? + "\n"
+        serde_json::to_string_pretty(&KeyRecord { secret: Some(secret), ..row.into() })? + "\n"
     } else {
         let whom = match row.limits.operator {
             true => "operators".into(),
@@ -96,7 +96,7 @@ fn create(args: KeyCreateArgs, settings: &Settings) -> Result<()> {
         eprintln!("Made {id} for {whom}. This is the key; it is not shown again:");
         secret + "\n"
     };
-    // Nobody would ever see it again, so not even a closed pipe is passed over.
+    // The key cannot be shown again, so even a closed pipe is an error.
     let printed = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
     printed.with_context(|| {
         format!("made {id}, but could not show the key; `belljar key revoke {id}` removes it")
@@ -113,9 +113,9 @@ fn list(args: &KeyListArgs, settings: &Settings) -> Result<()> {
         Some(store) => state_db::block_on(async { Ok(store.keys().await?) })?,
         None => Vec::new(),
     };
-    let keys: Vec<Shown> = rows.into_iter().map(Shown::from).collect();
+    let keys: Vec<KeyRecord> = rows.into_iter().map(KeyRecord::from).collect();
     if args.json {
-        let text = serde_json::to_string_pretty(&List { keys })?;
+        let text = serde_json::to_string_pretty(&KeyList { keys })?;
         return state_db::print(&(text + "\n"));
     }
     if keys.is_empty() {
@@ -138,7 +138,7 @@ fn list(args: &KeyListArgs, settings: &Settings) -> Result<()> {
     state_db::print(&table::render(&header, &rows))
 }
 
-fn cells(key: Shown) -> Vec<String> {
+fn cells(key: KeyRecord) -> Vec<String> {
     fn or_dash<T: ToString>(value: Option<T>) -> String {
         value.map_or_else(|| "-".into(), |value| value.to_string())
     }
@@ -160,7 +160,7 @@ fn cells(key: Shown) -> Vec<String> {
 fn revoke(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
     let Some(id) = &args.id else { return allow_keyless(args, settings) };
     if !id.starts_with("key_") {
-        // It may be a key that works, and must not be repeated in an error.
+        // It may be a valid key, which an error must not repeat.
         bail!("give the id of a key, such as key_5a1f...; `belljar key list` shows them");
     }
     let Some(store) = state_db::open_existing(settings)? else {
@@ -184,7 +184,7 @@ fn revoke(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
         note_keyless(&audit, forgotten);
     }
     if args.json {
-        state_db::print(&(serde_json::to_string_pretty(&Shown::from(row))? + "\n"))?;
+        state_db::print(&(serde_json::to_string_pretty(&KeyRecord::from(row))? + "\n"))?;
     } else if revoked_now {
         state_db::print(&format!("Revoked {id}.\n"))?;
     } else {
@@ -206,7 +206,7 @@ fn revoke(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
 const KEYLESS: &str = "No key is needed any more by a server on loopback or a UNIX socket; everybody who can reach it there \
      may use it.";
 
-/// Goes back to local use without keys, after all were revoked.
+/// Allows local use without keys again, after all keys were revoked.
 fn allow_keyless(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
     let forgotten = match state_db::open_existing(settings)? {
         None => 0,
@@ -246,13 +246,13 @@ fn note_keyless(audit: &Audit, forgotten: usize) {
     audit.flush();
 }
 
-/// What revoking a key has changed.
+/// The effect of revoking a key.
 struct Revoked {
     row: KeyRow,
-    /// By us, and not before.
+    /// Revoked now, not before.
     revoked_now: bool,
     is_last: bool,
-    /// Keys that were removed so that none is needed.
+    /// Keys that were removed, so that none is needed.
     forgotten: usize,
 }
 
@@ -271,7 +271,7 @@ async fn revoke_in(store: &dyn Store, id: &str, allow_keyless: bool) -> Result<R
     Ok(Revoked { row, revoked_now, is_last, forgotten })
 }
 
-/// Changes nothing while other keys are in use: whoever holds them relies on strangers being refused.
+/// Changes nothing while other keys are valid: their owners rely on requests without a key being refused.
 fn refuse_others(rows: &[KeyRow], but: Option<&str>) -> Result<()> {
     if let Some(id) = but
         && !rows.iter().any(|row| row.id == id)
@@ -290,7 +290,7 @@ fn none_valid(rows: &[KeyRow]) -> bool {
     rows.iter().all(|row| row.revoked_ms.is_some())
 }
 
-/// No key was shown to do this; whoever may write to the database may do it.
+/// No key is needed: everyone who may write to the database may do this.
 fn on_behalf_of(row: &KeyRow) -> Principal {
     Principal { tenant: row.tenant.clone(), ..Principal::default() }
 }

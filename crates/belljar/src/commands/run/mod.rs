@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use super::code::{self, Given};
+use super::code::{self, GivenCode};
 use super::output::{self, Ending};
 use super::{EXIT_LOST, limits};
 use crate::backend::Prepared;
@@ -92,7 +92,7 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Plan> {
             "a notebook takes no arguments; --env KEY=VALUE sets variables that its cells can read"
         );
     }
-    let Given { code, lang, is_script } =
+    let GivenCode { code, lang, is_script } =
         code::read(args.code.as_deref(), args.file.as_deref(), args.lang)?;
     let notebook = match &file {
         Some(path) if is_notebook => {
@@ -452,6 +452,6 @@ fn missing_here(message: &str, file: Option<&Path>) -> Option<String> {
 /// What the output itself did not say.
 fn report(result: &ExecResult) {
     let reason = result.reason.as_deref();
-    Ending { status: result.status, reason, dropped: result.dropped, pictures: 0 }.report();
+    Ending { status: result.status, reason, dropped: result.dropped, images: 0 }.report();
     output::report_artifacts(&result.artifacts);
 }

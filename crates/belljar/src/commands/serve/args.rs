@@ -4,14 +4,14 @@ use clap::Args;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Sessions survive the server: stop or kill it, start it again, and they are there, with their
-variables and whatever runs in them. Everything else is set by environment or .env; see
+Sessions survive the server: after it was stopped or killed, the next server continues them with their
+variables and processes. All other settings are variables of the environment or of .env; see
 docs/settings.md.")]
 pub(crate) struct ServeArgs {
-    /// Where to listen [default: 127.0.0.1:8000]
+    /// Address to listen on [default: 127.0.0.1:8000]
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "unix")]
     listen: Option<String>,
-    /// Listen on a UNIX socket instead, which only you can use
+    /// Listen on a UNIX socket instead; only your own user can use it
     #[arg(long, value_name = "PATH")]
     unix: Option<String>,
     /// Certificate chain, in PEM
@@ -20,10 +20,10 @@ pub(crate) struct ServeArgs {
     /// Private key, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<String>,
-    /// Stop all sessions when the server is stopped, instead of leaving them to the next one
+    /// Stop all sessions when the server stops, instead of leaving them to the next server
     #[arg(long)]
     pub(crate) stop_sessions: bool,
-    /// End when nobody has asked for anything for this long and no session is alive
+    /// Exit after this time without requests, if no session is alive
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) idle_exit: Option<u64>,
 }
@@ -40,7 +40,7 @@ impl ServeArgs {
         .filter_map(|(name, value)| Some((name, value.clone()?)))
         .collect();
         if self.listen.is_some() {
-            // An address given here wins over a socket in the environment.
+            // The flag overrides a socket in the environment.
             settings.push(("BELLJAR_UNIX", String::new()));
         }
         settings

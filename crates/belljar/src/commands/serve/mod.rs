@@ -1,4 +1,4 @@
-//! `belljar serve`: sessions over HTTP, until somebody says stop.
+//! `belljar serve`: runs the server until a signal stops it.
 
 mod args;
 
@@ -34,22 +34,21 @@ pub(crate) use args::ServeArgs;
 
 use crate::settings::{DEFAULT_MODEL, Listen, ServerSettings, Settings};
 
-/// How often keys made or revoked by others are looked for.
+/// How often the database is checked for new and revoked keys.
 const KEYS_PACE: Duration = Duration::from_secs(1);
 
-/// How long a server that ends waits for the cgroups of its last sandboxes to become empty. The next server removes those that
-/// are left.
+/// How long a stopping server waits for the cgroups of its last sandboxes to become empty. The next server removes the rest.
 const CGROUP_REMOVAL: Duration = Duration::from_secs(10);
 
-/// How often a server that is to end by itself looks whether it is idle.
+/// How often a server with `--idle-exit` checks whether it is idle.
 const IDLE_PACE: Duration = Duration::from_secs(1);
 
 pub(super) fn serve(args: &ServeArgs, settings: &Settings) -> Result<ExitCode> {
     settings.server.check()?;
-    // A session costs several descriptors, and a client one.
+    // A session needs several descriptors, a client one.
     privileges::raise_open_files();
     let _lock = StateLock::take(&settings.state_dir)?;
-    // Before any thread: the spawner is forked from us.
+    // Before any thread is started, because the spawner is forked.
     let prepared = Prepared::start(settings)?;
     let mut builder = match settings.server.threads {
         Some(1) => tokio::runtime::Builder::new_current_thread(),
@@ -62,11 +61,11 @@ pub(super) fn serve(args: &ServeArgs, settings: &Settings) -> Result<ExitCode> {
     let runtime = builder.enable_all().build().context("failed to start the event loop")?;
     runtime.block_on(run(args, settings, prepared))?;
     belljar_sys::cgroup::wait_for_removals(CGROUP_REMOVAL);
-    // What is left belongs to sandboxes that go on; nothing of it is to be cleaned up.
+    // What still runs belongs to sandboxes that outlive the server, so it is not cleaned up.
     std::process::exit(0);
 }
 
-/// Sandboxes need the processors more than we do.
+/// Few threads: sandboxes need the processors more than the server.
 fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(4)).min(8)
 }
@@ -82,7 +81,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
         .context("failed to open the audit log")?;
     let enforced = enforced(&runtime, settings).await?;
     insist_on_disk(settings)?;
-    // Tenants must not use the operator's own key, but the only user of a server may.
+    // Tenants must not use the operator's key; the only user of a local server may.
     let model = settings.openai.as_ref().unwrap_or_else(|why| {
         tracing::warn!("browser tasks have no model: {why}");
         &None
@@ -100,7 +99,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     };
     let max_body = usize::try_from(server.max_body).unwrap_or(usize::MAX);
     let public_url = settings.artifacts.public_url.clone();
-    // GuestPipe a socket, or any of several addresses, nobody can be told which: links are paths.
+    // Behind a socket, or with several addresses, the server does not know its URL: links are paths.
     let is_one_place = listener.local_addr().is_some_and(|address| !address.ip().is_unspecified());
     let public_url = public_url.unwrap_or_else(|| match is_one_place {
         true => listener.url(),
@@ -122,7 +121,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
         tokio::spawn(test_limits(Arc::clone(&app), Arc::clone(&engine), settings.clone()));
     }
     tokio::spawn(refresh_keys(Arc::clone(&app)));
-    // Before anybody hears that we are there: who then tells us to stop must find us listening for it.
+    // Before the server announces itself: a signal that comes right after that must be handled.
     let stop = stop_asked(args.idle_exit.map(Duration::from_secs), &app)?;
     announce(&listener, &app, &engine).await;
     mention_local(settings, &listener.url());
@@ -164,13 +163,13 @@ async fn bind(server: &ServerSettings, keys: &KeyRing) -> Result<Listener> {
     let tls = server.tls.as_ref().map(|tls| listen::Tls::load(&tls.cert, &tls.key)).transpose()?;
     match &server.listen {
         Listen::Unix(path) if tls.is_some() => {
-            bail!("TLS makes no sense on the socket `{}`; leave out --tls-cert", path.display())
+            bail!("the socket `{}` cannot use TLS; leave out --tls-cert", path.display())
         }
         Listen::Unix(path) => Ok(Listener::unix(path).await?),
         Listen::Tcp(address) => {
             if !address.ip().is_loopback() && keys.is_empty() {
                 bail!(
-                    "anybody who can reach {address} could run code here; create an API key \
+                    "everyone who can reach {address} could run code here; create an API key \
                      first (`belljar key create --name NAME`), or listen on 127.0.0.1 or a UNIX \
                      socket"
                 );
@@ -184,7 +183,7 @@ fn listens_privately(listener: &Listener) -> bool {
     listener.local_addr().is_none_or(|address| address.ip().is_loopback())
 }
 
-/// Names by which we may be called without a key.
+/// Host names that are accepted without a key.
 fn own_hosts(server: &ServerSettings, address: Option<SocketAddr>) -> Vec<String> {
     let mut hosts: Vec<String> =
         server.allowed_hosts.iter().map(|host| host.trim_matches(['[', ']']).to_owned()).collect();
@@ -236,7 +235,7 @@ fn engine_config(
     }
 }
 
-/// Directories that sessions may have at `/workspace`, and those of this server, which they never may.
+/// Directories that sessions may mount at `/workspace`, and the server's own, which they may not.
 fn workspaces(settings: &Settings) -> WorkspacesConfig {
     let (server, artifacts) = (&settings.server, &settings.artifacts);
     let own = [
@@ -286,7 +285,7 @@ fn artifact_store_config(settings: &Settings) -> ArtifactStoreConfig {
         sessions_root: settings.server.sessions_root.clone(),
         outputs_dir: settings.outputs_dir.clone(),
         exports_dir: artifacts.exports_dir.clone(),
-        // GuestPipe a socket, links are paths that no program of the user's can open.
+        // Behind a socket, links are paths, which no other program can open.
         show_all: matches!(settings.server.listen, Listen::Unix(_))
             && artifacts.public_url.is_none(),
         quotas: artifacts.quotas,
@@ -296,7 +295,7 @@ fn artifact_store_config(settings: &Settings) -> ArtifactStoreConfig {
     }
 }
 
-/// Refuses to start where every session would be refused for files whose size nothing limits.
+/// With BELLJAR_STRICT, fails if the size of sessions' files on disk is not enforced: every session would be refused.
 fn insist_on_disk(settings: &Settings) -> Result<()> {
     let disk = settings.server.disk(settings.strict);
     if settings.strict
@@ -308,11 +307,11 @@ fn insist_on_disk(settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// Which limits hold, if that is known or must be known before anything runs.
+/// The verdicts on limits, if they are stored or must be known before anything runs.
 async fn enforced(runtime: &Arc<dyn Runtime>, settings: &Settings) -> Result<Option<Vec<Verdict>>> {
     let verdicts = match limits::remembered(&**runtime, settings) {
         Some(verdicts) => verdicts,
-        // Without any limits set it is certain that some do not hold: the first session says so already.
+        // Without any limits some are certainly not enforced, and the first session must report that.
         None if settings.strict || !runtime.sets_limits() => {
             limits::test(runtime, settings).await?
         }
@@ -322,12 +321,12 @@ async fn enforced(runtime: &Arc<dyn Runtime>, settings: &Settings) -> Result<Opt
     Ok(Some(verdicts))
 }
 
-/// Tries the limits while the server is up already; what does not hold is said.
+/// Tests the limits while the server runs already, and warns about those that are not enforced.
 async fn test_limits(app: Arc<App>, engine: Arc<Engine>, settings: Settings) {
     let tested = limits::test(engine.runtime(), &settings).await;
     match tested {
         Ok(verdicts) => {
-            // It only refuses under BELLJAR_STRICT, where this is not how we got here.
+            // It fails only with BELLJAR_STRICT, and then the limits were tested before.
             let _ = limits::insist(&verdicts, &settings);
             app.set_enforced(named(&verdicts));
         }
@@ -372,7 +371,7 @@ async fn announce(listener: &Listener, app: &App, engine: &Engine) {
     }
 }
 
-/// Commands prefer the local server of Python programs, which may surprise those who started this one.
+/// Warns that commands prefer the local server of Python programs to this one.
 fn mention_local(settings: &Settings, url: &str) {
     let local = &settings.client.local;
     let is_ours = url == format!("unix:{}", local.socket().display());
@@ -385,8 +384,8 @@ fn mention_local(settings: &Settings, url: &str) {
     }
 }
 
-/// Becomes true with the first SIGTERM or SIGINT, or after having been idle for too long. A second one ends us at once: sessions survive
-/// that as they survive everything.
+/// Becomes true with the first SIGTERM or SIGINT, or after the idle time. A second signal ends the process at once;
+/// sessions survive that.
 fn stop_asked(idle_exit: Option<Duration>, app: &Arc<App>) -> Result<watch::Receiver<bool>> {
     let (sender, receiver) = watch::channel(false);
     if let Some(patience) = idle_exit {

@@ -21,8 +21,7 @@ use crate::cli::flags::ServerFlags;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A session is called by its id, or by the key it was made with. BELLJAR_API_KEY is shown to servers
-that want a key.
+A session is named by its id, or by its key. For servers that need an API key, set BELLJAR_API_KEY.
 
 Examples:
   belljar session create --key demo --memory 1G
@@ -40,34 +39,34 @@ pub(crate) struct SessionArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SessionCommand {
-    /// Make a session, or find the one with this key, and print its id
+    /// Create a session, or find the one with this key, and print its id
     Create(SessionCreateArgs),
-    /// Sessions, the newest first; also those that have ended
+    /// List sessions, the newest first, including those that have ended
     List(SessionListArgs),
-    /// Everything about a session
+    /// Show everything about a session
     Show(SessionShowArgs),
-    /// Execute code in a session, which remembers what it leaves behind
+    /// Execute code in a session, which keeps variables and files
     Exec(SessionExecArgs),
-    /// Copy files or directories into a session, or out of it
+    /// Copy files or directories into a session or out of it
     Cp(SessionCpArgs),
-    /// Stop sessions, and whatever runs in them
+    /// Stop sessions and everything that runs in them
     Stop(SessionStopArgs),
-    /// Forget sessions with their files, also those that have ended
+    /// Remove sessions with their files, including those that have ended
     Remove(SessionRemoveArgs),
-    /// Make files of a session until it is used again, with its variables
+    /// Store a session with its variables in files until it is used again
     Hibernate(SessionHibernateArgs),
-    /// Make sessions that are what this one is, and print their ids
+    /// Create copies of a session and print their ids
     Fork(SessionForkArgs),
-    /// Take a session back to what it was after an execution
+    /// Restore a session to its state after an execution
     Restore(SessionRestoreArgs),
-    /// Where a session's code connected to, and where it was refused and why
+    /// List a session's connections, and why some were refused
     Network(SessionNetworkArgs),
-    /// What datasets a session has
+    /// List the datasets of a session
     Datasets(SessionDatasetsArgs),
-    /// Bring a file into a session, as a dataset in /session/data
+    /// Upload a file into a session, as a dataset in /session/data
     Upload(SessionUploadArgs),
-    /// Have the server fetch a dataset from one of its sources
+    /// Let the server fetch a dataset from one of its sources
     Stage(SessionStageArgs),
-    /// Copy files from /session/data to the server's exports, and make artifacts of them
+    /// Copy files from /session/data to the server's exports and make them artifacts
     Export(SessionExportArgs),
 }

@@ -1,8 +1,8 @@
 //! `belljar session cp`
 //!
-//! A file travels as it is, a directory as a tar archive that one side packs while the other unpacks.
-//! What comes out of a sandbox was made by whatever runs there: it is unpacked by the code that does it
-//! inside, which follows no link and leaves the directory by no name.
+//! A file is sent as it is, a directory as a tar archive that one side packs while the other unpacks. An archive from a
+//! sandbox is hostile input: it is unpacked by the same code that does it inside sandboxes, which follows no links and
+//! never leaves the directory.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -36,8 +36,8 @@ use crate::commands::progress::Progress;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 One side is in a session: its id or key, a colon and a path, which is relative to /session unless it
-begins with a slash. Directories are copied with all that is in them. What is copied to a directory
-goes into it under its own name; what is there is replaced.
+begins with a slash. Directories are copied with their content. If the target is a directory, the source
+is copied into it under its own name. Existing files are replaced.
   belljar session cp notes.txt thread-42:
   belljar session cp thread-42:results ./results
   belljar session cp thread-42:/tmp/log -
@@ -47,22 +47,22 @@ pub(crate) struct SessionCpArgs {
     /// What to copy: PATH, SESSION:PATH, or - for standard input
     #[arg(value_name = "SOURCE")]
     pub(crate) source: String,
-    /// Where to: PATH, SESSION:PATH, or - for standard output
+    /// The target: PATH, SESSION:PATH, or - for standard output
     #[arg(value_name = "TARGET")]
     pub(crate) target: String,
 }
 
-/// What a session's paths are relative to.
+/// The directory that paths in a session are relative to.
 const HOME: &str = "/session";
 
-/// The exit status of what Ctrl-C ended.
+/// The exit status after Ctrl-C.
 const EXIT_INTERRUPTED: u8 = 130;
 
 pub(super) async fn cp(client: &Client, args: &SessionCpArgs) -> Result<ExitCode> {
     let mut ctrl_c = signal(SignalKind::interrupt()).context("failed to listen for signals")?;
     tokio::select! {
         copied = copy(client, args) => copied.map(|()| ExitCode::SUCCESS),
-        // A file that is not whole goes with it.
+        // An incomplete file is removed with it.
         _ = ctrl_c.recv() => Ok(ExitCode::from(EXIT_INTERRUPTED)),
     }
 }
@@ -138,7 +138,7 @@ impl Place {
         format!("/v1/sessions/{}/files/{}{query}", self.session, escape(path))
     }
 
-    /// Links followed.
+    /// Follows links.
     async fn is_directory(&self, client: &Client) -> Result<bool> {
         match client.get(&self.url(&format!("{}/.", self.path), "?stat")).await {
             Ok(_) => Ok(true),
@@ -170,7 +170,7 @@ impl Place {
                 let mut stdout = io::stdout().lock();
                 let printed = self.receive(client, query, None, &mut stdout).await;
                 match printed {
-                    // Who reads only the beginning has what they wanted.
+                    // The reader wanted only the beginning.
                     Err(error) if is_broken_pipe(&error) => Ok(()),
                     printed => printed,
                 }
@@ -179,7 +179,7 @@ impl Place {
     }
 
     async fn file_out(&self, client: &Client, to: &Path) -> Result<()> {
-        // Links followed, as by a program that copies.
+        // Follows links, as `cp` does.
         let about = client.get(&self.url(&self.path, "?stat")).await?;
         let size = about["size"].as_u64().filter(|_| about["kind"] == "file");
         let mode = about["mode"].as_str().and_then(|mode| u32::from_str_radix(mode, 8).ok());
@@ -209,7 +209,7 @@ impl Place {
                 Ok(Some(bytes)) => {
                     come += bytes.len() as u64;
                     progress.set(come);
-                    // Whoever unpacks has given up, and knows why.
+                    // The unpacking thread has failed; its result says why.
                     if pipe.write_all(&bytes).await.is_err() {
                         break;
                     }
@@ -247,7 +247,7 @@ impl Place {
         let mut content = client.content(&self.url(&self.path, query), 0, "").await?;
         let mut come = 0;
         while let Some(bytes) = content.next().await? {
-            to.write_all(&bytes).context("failed to write what came")?;
+            to.write_all(&bytes).context("failed to write the content")?;
             come += bytes.len() as u64;
             progress.set(come);
         }
@@ -290,10 +290,10 @@ impl Place {
             thread::spawn(move || pack_directory(&source, writer.into(), ArchiveFormat::Tar));
         let to = self.url(&path, "?archive=tar");
         let archive = File::from(OwnedFd::from(reader));
-        // How much an archive has around files is not counted: enough to see how far it is.
+        // Without the headers of the archive: precise enough for a progress bar.
         let total = bytes_below(from, &mut { MOST_COUNTED });
         let sent = self.send(client, &to, &from.display().to_string(), archive, None, total).await;
-        // Refused by the server, it is not read to its end, and that is not what is wrong.
+        // If the server refused it, packing fails as well; the refusal is the error to report.
         let said = sent?;
         let packed = joined(packing).with_context(cannot)?;
         let skipped = packed.skipped + said["skipped"].as_u64().unwrap_or(0);
@@ -313,7 +313,7 @@ impl Place {
         let mut progress = Progress::of_bytes(plain(what), shown_total);
         let (sender, pieces) = mpsc::channel(PIECES);
         let failure = Failure::default();
-        // It ends when nobody takes what it reads.
+        // It ends when the upload is dropped.
         let _ = read_aside(file, size, sender, Failure::clone(&failure));
         let pieces = Upload::new(pieces, size);
         let gone = pieces.sent();
@@ -327,7 +327,7 @@ impl Place {
     }
 }
 
-/// A file beside the place it is meant for, until all of it has come.
+/// A temporary file beside the target, until it is complete.
 struct Part(PathBuf);
 
 impl Part {
@@ -349,15 +349,15 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // After it was placed there is nothing of this name.
+        // After the rename there is no file of this name.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// Files and directories that are counted for the sake of a progress bar.
+/// Files and directories that are counted for a progress bar.
 const MOST_COUNTED: u32 = 100_000;
 
-/// What plain files below a directory add up to; none if there are more than `left` of them.
+/// The total size of plain files below a directory; `None` if there are more than `left` of them.
 fn bytes_below(directory: &Path, left: &mut u32) -> Option<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(directory).ok()?.flatten() {
@@ -377,20 +377,22 @@ fn bytes_below(directory: &Path, left: &mut u32) -> Option<u64> {
     Some(bytes)
 }
 
-/// The name that something keeps when it is copied into a directory.
+/// The name of a copy in a directory.
 fn own_name(path: &Path) -> Result<String> {
     let whole =
         path.canonicalize().with_context(|| format!("failed to read `{}`", path.display()))?;
     let path = if path.file_name().is_some() { path } else { &whole };
     let name = path.file_name().and_then(|name| name.to_str());
-    let none = || format!("`{}` has no name that is text; give it one there", path.display());
+    let none = || {
+        format!("`{}` has a name that is not UTF-8; name the copy in the target", path.display())
+    };
     name.map(str::to_owned).with_context(none)
 }
 
-/// The same of something in a session, where `..` is no name.
+/// The same for a path in a session; `..` is not a name.
 fn harmless(name: &str) -> Result<&str> {
     match name {
-        "" | "." | ".." => bail!("say which name it shall have here"),
+        "" | "." | ".." => bail!("name the copy in the target"),
         name => Ok(name),
     }
 }
@@ -398,7 +400,7 @@ fn harmless(name: &str) -> Result<&str> {
 fn joined(work: thread::JoinHandle<Result<JobReport, Refusal>>) -> Result<JobReport> {
     match work.join() {
         Ok(report) => report.map_err(Into::into),
-        Err(_) => bail!("the thread that works with the archive panicked"),
+        Err(_) => bail!("the thread that packs or unpacks the archive panicked"),
     }
 }
 

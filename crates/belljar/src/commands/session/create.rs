@@ -21,38 +21,38 @@ The id goes to standard output and everything else to standard error:
   id=$(belljar session create --ttl 600)
   belljar session create --key thread-42 --storage BIND --env TOKEN=abc")]
 pub(crate) struct SessionCreateArgs {
-    /// Your own name for it; the same key finds the same session
+    /// Your own name for the session; the same key finds it again
     #[arg(long, value_name = "KEY")]
     pub(crate) key: Option<String>,
-    /// What it is made from: an image that the server has and allows [default: the server's]
+    /// Its image, which the server must have and allow [default: the server's]
     #[arg(long, value_name = "NAME")]
     pub(crate) image: Option<String>,
-    /// Where its files are: TMPFS (in memory) or BIND (on disk) [default: the server's]
+    /// The storage of its files: TMPFS (in memory) or BIND (on disk) [default: the server's]
     #[arg(long, value_name = "STORAGE", ignore_case = true, value_parser = ["TMPFS", "BIND"])]
     pub(crate) storage: Option<String>,
-    /// Which datasets it sees: NONE, LOCAL_RO (at /data) or API [default: the server's]
+    /// Its access to datasets: NONE, LOCAL_RO (at /data) or API [default: the server's]
     #[arg(long, value_name = "DATASETS", ignore_case = true,
         value_parser = ["NONE", "LOCAL_RO", "API"])]
     pub(crate) datasets: Option<String>,
     #[command(flatten)]
     pub(crate) limits: LimitFlags,
-    /// Seconds it lives on after its last use [default: the server's]
+    /// Seconds it lives after its last use [default: the server's]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) ttl: Option<u64>,
     /// A variable for everything that runs in it; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env)]
     pub(crate) env: Vec<(String, String)>,
-    /// Where its code may go: none, open, hosts such as example.org,*.example.com:443, or JSON [default: the
+    /// Network policy: none, open, hosts such as example.org,*.example.com:443, or JSON [default: the
     /// server's]
     #[arg(long, value_name = "POLICY", value_parser = Policy::parse)]
     pub(crate) network: Option<Policy>,
-    /// A volume to show at /volumes/NAME, to read only with :ro; may be repeated
+    /// A volume to mount at /volumes/NAME, read-only with :ro; may be repeated
     #[arg(long = "volume", value_name = "NAME[:ro]", value_parser = parse_volume)]
     pub(crate) volumes: Vec<(String, String)>,
-    /// A directory of the server's machine to have at /workspace, to read and to write, if the server allows it
+    /// A directory of the server's machine to mount at /workspace, if the server allows it
     #[arg(long, value_name = "DIR")]
     pub(crate) workspace: Option<PathBuf>,
-    /// Leave a point to go back to after every execution
+    /// Keep a checkpoint after every execution
     #[arg(long)]
     pub(crate) checkpoints: bool,
     /// Print everything about it as JSON
@@ -69,9 +69,9 @@ pub(super) async fn create(client: &Client, args: SessionCreateArgs) -> Result<E
     } else {
         output::print(&(text(&created["id"]) + "\n"))?;
         match created["how"].as_str() {
-            Some("found") => output::say("it was there already"),
+            Some("found") => output::say("the session existed already"),
             Some("restarted") => {
-                output::say("it had ended and goes on with its files; its variables are gone");
+                output::say("the session had ended; it has its files again, but no variables");
             }
             _ => {}
         }
@@ -82,13 +82,13 @@ pub(super) async fn create(client: &Client, args: SessionCreateArgs) -> Result<E
     if let Some(before) = created["replaced"]["id"].as_str() {
         let because = text(&created["replaced"]["because"]);
         output::say(&format!(
-            "the session {before} had this key and is gone with everything in it: {because}"
+            "the session {before} had this key and was removed with everything in it: {because}"
         ));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Only what was asked for: everything else is the server's to choose.
+/// Only what was set; the server has defaults for everything else.
 fn ask(args: SessionCreateArgs) -> Value {
     let mut limits = Map::new();
     let mut limit = |name: &str, value: Option<Value>| {

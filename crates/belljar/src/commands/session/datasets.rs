@@ -30,7 +30,7 @@ pub(super) async fn datasets(client: &Client, args: &SessionDatasetsArgs) -> Res
     if args.json {
         return print_json(&found).map(|()| ExitCode::SUCCESS);
     }
-    let list = List::deserialize(&found).context("the server lists datasets in an unknown way")?;
+    let list = List::deserialize(&found).context("the server's list of datasets cannot be read")?;
     if !list.datasets.is_empty() {
         let now = clock::now_ms();
         let rows: Vec<Vec<String>> = list.datasets.iter().map(|it| it.cells(now)).collect();
@@ -51,7 +51,7 @@ pub(super) async fn datasets(client: &Client, args: &SessionDatasetsArgs) -> Res
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where the datasets of a session are.
+/// The path of a session's datasets on the server.
 pub(super) fn path_in(session: &str) -> String {
     format!("/v1/sessions/{}/datasets", escape(session))
 }
@@ -64,7 +64,7 @@ struct List {
     message: Option<String>,
 }
 
-/// A dataset as the server tells of it.
+/// A dataset, as the server describes it.
 #[derive(Debug, Deserialize)]
 pub(super) struct Dataset {
     name: String,
@@ -82,15 +82,15 @@ pub(super) struct Dataset {
 
 impl Dataset {
     pub(super) fn from(value: &Value) -> Result<Dataset> {
-        Dataset::deserialize(value).context("the server describes a dataset in an unknown way")
+        Dataset::deserialize(value).context("the server's description of a dataset cannot be read")
     }
 
-    /// Whether nothing had to be brought from anywhere.
+    /// Whether nothing had to be transferred.
     pub(super) fn was_there(&self) -> bool {
         self.cached == Some(true)
     }
 
-    /// Where code finds it, and what it is.
+    /// Its path in the session, and its size and shape.
     pub(super) fn describe(&self) -> String {
         let size = self.size.map(|size| HumanBytes(size).to_string());
         let rows = self.rows.map(|rows| format!("{rows} rows"));

@@ -20,14 +20,14 @@ use super::{find_id, print_json};
 use crate::cli::flags::SessionArg;
 use crate::cli::values::{parse_env, parse_language, parse_seconds, parse_size};
 use crate::client::{Client, ClientError, ServerEvent, escape};
-use crate::commands::code::{self, Given};
+use crate::commands::code::{self, GivenCode};
 use crate::commands::output::{self, Ending};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The exit status is the code's own; 124 after a timeout, 130 when it was interrupted, 137 when memory
-ran out, 125 when something else failed. Ctrl-C interrupts the code; pressed again it leaves the code
-running. A server that goes away is waited for, and nothing is lost when it comes back.
+The exit status is that of the code; 124 after a timeout, 130 if it was interrupted, 137 if memory ran
+out, 125 if something else failed. Ctrl-C interrupts the code; a second Ctrl-C leaves it running. If the
+server is lost, the command waits for it and loses no output.
 
 Examples:
   belljar session exec demo -c 'import pandas as pd; df = pd.read_csv(\"/data/a.csv\")'
@@ -42,7 +42,7 @@ pub(crate) struct SessionExecArgs {
     #[arg(value_name = "FILE", required_unless_present_any = ["code", "command", "join"],
         conflicts_with_all = ["code", "command", "join"])]
     pub(crate) file: Option<PathBuf>,
-    /// Code given here; the value of a last expression is printed
+    /// The code itself; the value of its last expression is printed
     #[arg(short = 'c', long = "code", value_name = "CODE", allow_hyphen_values = true,
         conflicts_with_all = ["command", "join"])]
     pub(crate) code: Option<String>,
@@ -57,28 +57,28 @@ pub(crate) struct SessionExecArgs {
     /// A variable for its environment; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env, conflicts_with = "join")]
     pub(crate) env: Vec<(String, String)>,
-    /// Bytes of stdout and of stderr to keep, each
+    /// How much of stdout, and of stderr, to keep
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "join")]
     pub(crate) max_output: Option<u64>,
-    /// Do not wait: it runs beside everything else, in a process of its own
+    /// Do not wait: the code runs in the background, in a process of its own
     #[arg(long, conflicts_with = "join")]
     pub(crate) background: bool,
-    /// Show what an execution has said so far and go on with it, instead of starting one
+    /// Show the output of this execution from its beginning and follow it, instead of starting one
     #[arg(long, value_name = "EXEC", conflicts_with = "command")]
     pub(crate) join: Option<String>,
-    /// Print the whole result as JSON at the end, instead of output as it comes
+    /// Print the whole result as JSON at the end, instead of the output while it runs
     #[arg(long)]
     pub(crate) json: bool,
-    /// Instead of code, one command in a process of its own, up to the end of the line: a program
-    /// with its arguments, or one text for a shell
+    /// Instead of code, run a command in a process of its own: the rest of the line is a program with its
+    /// arguments, or one text for a shell
     #[arg(long, value_name = "WORD", num_args = 1.., allow_hyphen_values = true)]
     pub(crate) command: Vec<String>,
 }
 
-/// Files that are told of one by one; more would bury what the code itself says.
+/// The most artifacts that are listed one by one.
 const MAX_SHOWN: usize = 20;
 
-/// The exit status of what Ctrl-C ended.
+/// The exit status after Ctrl-C.
 const EXIT_INTERRUPTED: i32 = 130;
 
 pub(super) async fn exec(client: &Client, args: SessionExecArgs) -> Result<ExitCode> {
@@ -91,10 +91,10 @@ pub(super) async fn exec(client: &Client, args: SessionExecArgs) -> Result<ExitC
         }
     };
     let session = find_id(client, &args.session).await?;
-    let watched = Watched { client, session: &session, exec: &exec, json: args.json };
+    let followed = FollowedExec { client, session: &session, exec: &exec, json: args.json };
     match &ask {
-        Some(ask) if args.background => watched.start_in_background(ask).await,
-        ask => watched.follow(ask.as_ref()).await,
+        Some(ask) if args.background => followed.start_in_background(ask).await,
+        ask => followed.follow(ask.as_ref()).await,
     }
 }
 
@@ -103,7 +103,7 @@ fn ask(args: &SessionExecArgs, exec: &str) -> Result<Value> {
     ask.insert("exec_id".into(), exec.into());
     match &args.command[..] {
         [] => {
-            let Given { code, lang, .. } =
+            let GivenCode { code, lang, .. } =
                 code::read(args.code.as_deref(), args.file.as_deref(), args.lang)?;
             let code = String::from_utf8(code).ok().context("the code must be text in UTF-8")?;
             ask.insert("language".into(), languages::name(lang).into());
@@ -133,9 +133,9 @@ fn ask(args: &SessionExecArgs, exec: &str) -> Result<Value> {
     Ok(ask.into())
 }
 
-/// How an execution ended, as the last event says.
+/// The end of an execution: the data of its last event.
 #[derive(Debug, Deserialize)]
-struct Done {
+struct DoneEvent {
     status: Status,
     exit_code: i32,
     reason: Option<String>,
@@ -144,22 +144,22 @@ struct Done {
     kernel_state: KernelState,
 }
 
-/// An execution somebody waits for.
-struct Watched<'a> {
+/// An execution that is followed to its end.
+struct FollowedExec<'a> {
     client: &'a Client,
     session: &'a str,
     exec: &'a str,
     json: bool,
 }
 
-/// What there is to wait for.
+/// What happened next.
 enum Next {
     Event(Result<ServerEvent, ClientError>),
     CtrlC,
     Interrupted(Result<Value, ClientError>),
 }
 
-impl Watched<'_> {
+impl FollowedExec<'_> {
     async fn start_in_background(&self, ask: &Value) -> Result<ExitCode> {
         let path = format!("/v1/sessions/{}/exec", escape(self.session));
         let state = self.client.post(&path, ask).await?;
@@ -167,20 +167,20 @@ impl Watched<'_> {
             print_json(&state)?;
         } else {
             output::print(&format!("{}\n", self.exec))?;
-            output::say(&format!("it runs; {}", self.how_to_join()));
+            output::say(&format!("it runs in the background; {}", self.how_to_join()));
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Shows what it says until it ends. Ctrl-C interrupts it; a second one leaves it alone.
+    /// Shows its output until it ends. Ctrl-C interrupts it; a second Ctrl-C leaves it running.
     async fn follow(&self, ask: Option<&Value>) -> Result<ExitCode> {
         let mut follower = Follower::new(self.client, self.session, self.exec, ask);
         let mut ctrl_c = signal(SignalKind::interrupt()).context("failed to listen for signals")?;
-        let (mut pictures, mut presses) = (0, 0);
+        let (mut images, mut presses) = (0, 0);
         let mut interrupting = None;
         loop {
             let next = tokio::select! {
-                heard = follower.next() => Next::Event(heard),
+                event = follower.next() => Next::Event(event),
                 () = pressed(&mut ctrl_c) => Next::CtrlC,
                 answer = async { interrupting.as_mut().expect("as the condition says").await },
                     if interrupting.is_some() => Next::Interrupted(answer),
@@ -188,15 +188,18 @@ impl Watched<'_> {
             match next {
                 Next::Event(Err(error)) => {
                     if error.is_outage() && follower.is_accepted() {
-                        output::say(&format!("it may go on without us; {}", self.how_to_join()));
+                        output::say(&format!(
+                            "the execution may still run; {}",
+                            self.how_to_join()
+                        ));
                     }
                     return Err(error.into());
                 }
-                Next::Event(Ok(heard)) => {
-                    if heard.name == "done" {
-                        return self.ended(&heard.data, pictures).await;
+                Next::Event(Ok(event)) => {
+                    if event.name == "done" {
+                        return self.ended(&event.data, images).await;
                     }
-                    pictures += usize::from(self.show(&heard));
+                    images += usize::from(self.show(&event));
                 }
                 Next::CtrlC => {
                     presses += 1;
@@ -206,12 +209,12 @@ impl Watched<'_> {
                     }
                     interrupting = Some(Box::pin(self.interrupt()));
                 }
-                // The server never heard of it: there is nothing to wait for.
+                // The server does not know the execution, so there is nothing to wait for.
                 Next::Interrupted(Err(error)) if error.is("exec_not_found") => {
                     output::say("interrupted");
                     return Ok(output::exit_code(EXIT_INTERRUPTED));
                 }
-                // If it was, it ends now and says so itself.
+                // After a successful interrupt, the events show its end.
                 Next::Interrupted(answer) => {
                     interrupting = None;
                     if let Err(error) = answer {
@@ -229,32 +232,32 @@ impl Watched<'_> {
         self.client.call_patiently(Method::POST, &path, None).await
     }
 
-    /// Shows an event; true if there was a picture in it.
-    fn show(&self, heard: &ServerEvent) -> bool {
-        let text = || heard.data["text"].as_str().unwrap_or_default().as_bytes().to_vec();
-        let json = || heard.data.to_string().into_bytes();
-        let (event, body) = match heard.name.as_str() {
+    /// Shows an event; whether it contains an image.
+    fn show(&self, event: &ServerEvent) -> bool {
+        let text = || event.data["text"].as_str().unwrap_or_default().as_bytes().to_vec();
+        let json = || event.data.to_string().into_bytes();
+        let (kind, body) = match event.name.as_str() {
             "stdout" => (Event::Stdout, text()),
             "stderr" => (Event::Stderr, text()),
             "display" => (Event::Display, json()),
             "result" => (Event::Result, json()),
             "error" => (Event::Error, json()),
             "artifacts" => {
-                if let (false, Ok(left)) = (self.json, Artifacts::deserialize(&heard.data)) {
+                if let (false, Ok(left)) = (self.json, Artifacts::deserialize(&event.data)) {
                     self.show_artifacts(&left);
                 }
                 return false;
             }
-            // Of later servers, or not to be shown.
+            // Unknown events of newer servers, and events that are not shown.
             _ => return false,
         };
         if !self.json {
-            output::pass_through(&event, &body);
+            output::pass_through(&kind, &body);
         }
-        MimeBundle::deserialize(&heard.data).is_ok_and(|bundle| output::is_picture(&bundle))
+        MimeBundle::deserialize(&event.data).is_ok_and(|bundle| output::is_image(&bundle))
     }
 
-    /// How the files that it left can be had.
+    /// Lists artifacts, and how to get them.
     fn show_artifacts(&self, left: &Artifacts) {
         for artifact in left.artifacts.iter().take(MAX_SHOWN) {
             let link = artifact.url.as_deref().and_then(|url| self.client.complete(url));
@@ -267,7 +270,7 @@ impl Watched<'_> {
             output::say(&format!("{} ({size}) -> {how}", output::plain(&artifact.path)));
         }
         if let more @ 1.. = left.artifacts.len().saturating_sub(MAX_SHOWN) {
-            let Watched { session, exec, .. } = self;
+            let FollowedExec { session, exec, .. } = self;
             output::say(&format!(
                 "{more} more files; `belljar artifacts list --session {session} --exec {exec}` \
                  shows them"
@@ -276,8 +279,9 @@ impl Watched<'_> {
         output::report_refused("taken", &left.artifacts_refused);
     }
 
-    async fn ended(&self, done: &Value, pictures: usize) -> Result<ExitCode> {
-        let done = Done::deserialize(done).context("the server tells an end in an unknown way")?;
+    async fn ended(&self, done: &Value, images: usize) -> Result<ExitCode> {
+        let done =
+            DoneEvent::deserialize(done).context("the server's last event cannot be read")?;
         if self.json {
             let (session, exec) = (escape(self.session), escape(self.exec));
             let path = format!("/v1/sessions/{session}/execs/{exec}");
@@ -285,17 +289,17 @@ impl Watched<'_> {
             print_json(&state["result"].take())?;
         } else {
             let reason = done.reason.as_deref();
-            Ending { status: done.status, reason, dropped: done.dropped, pictures }.report();
+            Ending { status: done.status, reason, dropped: done.dropped, images }.report();
             if done.kernel_state == KernelState::Lost {
-                output::say("the variables of the session are gone");
+                output::say("the variables of the session are lost");
             }
         }
         Ok(output::exit_code(done.exit_code))
     }
 
     fn how_to_join(&self) -> String {
-        let Watched { session, exec, .. } = self;
-        format!("`belljar session exec {session} --join {exec}` shows what it says")
+        let FollowedExec { session, exec, .. } = self;
+        format!("`belljar session exec {session} --join {exec}` shows its output")
     }
 }
 

@@ -19,14 +19,14 @@ use crate::commands::progress::while_waiting;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Nothing is ever overwritten: exports have the time in their names.")]
+No file is overwritten: the names of exports contain the time.")]
 pub(crate) struct SessionExportArgs {
     #[command(flatten)]
     pub(crate) session: SessionArg,
     /// Names below /session/data [default: all files there]
     #[arg(value_name = "NAME")]
     pub(crate) names: Vec<String>,
-    /// Print what the server says as JSON
+    /// Print the server's response as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -53,7 +53,7 @@ pub(super) async fn export(client: &Client, args: &SessionExportArgs) -> Result<
     let path = format!("{}/export", path_in(&id));
     let answer = while_waiting("the server copies them", client.post_work(&path, &ask)).await?;
     let exports =
-        Exports::deserialize(&answer).context("the server tells of exports in an unknown way")?;
+        Exports::deserialize(&answer).context("the server's list of exports cannot be read")?;
     if args.json {
         print_json(&answer)?;
     } else {
@@ -69,7 +69,7 @@ pub(super) async fn export(client: &Client, args: &SessionExportArgs) -> Result<
     Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) })
 }
 
-/// Where it went on the server's machine, and how it can be had on any other.
+/// The path on the server's machine, and how to get it on another one.
 fn describe(client: &Client, exported: &Exported) -> String {
     let artifact = &exported.artifact;
     let link = artifact.url.as_deref().and_then(|url| client.complete(url));

@@ -1,15 +1,14 @@
-//! An execution followed to its end, over as many connections and servers as it takes.
+//! Follows an execution to its end; reconnects when the connection or the server is lost.
 //!
 //! ```text
 //!            POST .../exec                      GET .../execs/{exec}/events?offset=
-//!   Ask ───────────────────▶ hearing ──▶ lost ─────────────────────────────▶ hearing ──▶ ...
-//!    ▲                          │
-//!    └──── lost, not heard ─────┘
+//!   start ─────────────────▶ events ──▶ lost ──────────────────────────────▶ events ──▶ ...
+//!    ▲                         │
+//!    └──── lost, no event ─────┘
 //! ```
 //!
-//! The execution's id is chosen here, so asking again for one that a server may or may not have
-//! heard of executes it once. Every event says where to go on after it, so nothing is shown twice
-//! and nothing is left out.
+//! The client chooses the execution's id, so repeating the request executes the code only once. Every event has the offset
+//! of the next one, so no event is shown twice and none is left out.
 
 use reqwest::Method;
 use serde_json::Value;
@@ -27,12 +26,12 @@ pub(in crate::commands) struct Follower<'a> {
     position: u64,
     events: Option<Events>,
     outage: Outage,
-    /// What is to be said of outages.
+    /// Reports outages.
     say: fn(&str),
 }
 
 impl<'a> Follower<'a> {
-    /// Starts an execution and follows it; without anything to ask, joins one that was started.
+    /// Starts an execution and follows it; without `ask`, follows one that was started before.
     pub(in crate::commands) fn new(
         client: &'a Client,
         session: &'a str,
@@ -51,23 +50,23 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// Says nothing of outages, where only what was executed is to be heard.
+    /// Does not report outages.
     pub(in crate::commands) fn quiet(self) -> Follower<'a> {
         Follower { say: |_| (), ..self }
     }
 
-    /// Whether the server is known to have begun it.
+    /// Whether the server has accepted the execution.
     pub(in crate::commands) fn is_accepted(&self) -> bool {
         self.ask.is_none()
     }
 
-    /// The next event, whatever it takes. Nothing is lost by not waiting for it.
+    /// The next event; reconnects if needed. Cancel-safe.
     pub(in crate::commands) async fn next(&mut self) -> Result<ServerEvent, ClientError> {
         loop {
             match self.try_next().await {
-                Ok(heard) => {
+                Ok(event) => {
                     self.outage.is_over(self.say);
-                    return Ok(heard);
+                    return Ok(event);
                 }
                 Err(error) => {
                     self.events = None;
@@ -85,12 +84,12 @@ impl<'a> Follower<'a> {
                 self.events.insert(events)
             }
         };
-        let Some(heard) = events.next().await? else {
+        let Some(event) = events.next().await? else {
             return Err(ClientError::CutOff { url: self.client.url() });
         };
         self.ask = None;
-        self.position = heard.position.unwrap_or(self.position);
-        Ok(heard)
+        self.position = event.position.unwrap_or(self.position);
+        Ok(event)
     }
 
     async fn open(&self) -> Result<Events, ClientError> {

@@ -16,13 +16,14 @@ use crate::commands::output;
 pub(crate) struct SessionForkArgs {
     #[command(flatten)]
     pub(crate) session: SessionArg,
-    /// How many
+    /// Number of copies
     #[arg(long, short = 'n', value_name = "N", default_value_t = 1)]
     pub(crate) count: usize,
-    /// What it was after this execution, which must have left a checkpoint
+    /// Copy the state after this execution, which must have a checkpoint
     #[arg(long, value_name = "EXEC")]
     pub(crate) from: Option<String>,
-    /// Without what cannot be copied, which is listed: threads, connections, processes, kernels other than Python's
+    /// Fork even if threads, connections, processes or kernels other than Python's are not copied; they are
+    /// listed
     #[arg(long)]
     pub(crate) force: bool,
     /// Print everything about them as JSON
@@ -45,12 +46,12 @@ pub(super) async fn fork(client: &Client, args: &SessionForkArgs) -> Result<Exit
         let id = session["id"].as_str().unwrap_or_default();
         output::print(&format!("{id}\n"))?;
     }
-    // All of them lack the same.
+    // The same is missing in all of them.
     say_lost(&forked["sessions"][0]);
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a session can go back to, for people.
+/// The checkpoints of a session, as text.
 pub(super) fn listed(checkpoints: &Value) -> String {
     let rows = checkpoints["checkpoints"].as_array().into_iter().flatten();
     let line = |row: &Value| {

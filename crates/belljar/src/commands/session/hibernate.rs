@@ -15,7 +15,8 @@ use crate::commands::output;
 pub(crate) struct SessionHibernateArgs {
     #[command(flatten)]
     pub(crate) session: SessionArg,
-    /// Lose what cannot be kept, and list it: threads, connections, processes, kernels other than Python's
+    /// Hibernate even if threads, connections, processes or kernels other than Python's are lost; they are
+    /// listed
     #[arg(long)]
     pub(crate) force: bool,
     /// Print everything about it as JSON
@@ -30,16 +31,16 @@ pub(super) async fn hibernate(client: &Client, args: &SessionHibernateArgs) -> R
     if args.json {
         print_json(&session)?;
     } else {
-        output::print(&format!("{id} sleeps; it wakes when it is used\n"))?;
+        output::print(&format!("{id} hibernates; it wakes when it is used\n"))?;
         say_lost(&session);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lists what could not be kept of a session that was put to sleep or forked with `--force`.
+/// Lists what a session lost that was hibernated or forked with `--force`.
 pub(super) fn say_lost(session: &Value) {
     for what in session["lost"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-        // It names threads and programs of the sandbox, which may call themselves anything.
+        // Code in the sandbox chose the names of threads and programs.
         eprintln!("lost: {}", what.escape_debug());
     }
 }

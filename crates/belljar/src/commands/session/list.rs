@@ -15,10 +15,10 @@ use crate::table;
 
 #[derive(Debug, Args)]
 pub(crate) struct SessionListArgs {
-    /// Only those in this state: creating, ready, busy, stopping, stopped, failed, ...
+    /// Only sessions in this state: creating, ready, busy, stopping, stopped, failed, ...
     #[arg(long, value_name = "STATE")]
     pub(crate) state: Option<String>,
-    /// Only those with this key
+    /// Only sessions with this key
     #[arg(long, value_name = "KEY")]
     pub(crate) key: Option<String>,
     /// At most this many
@@ -30,11 +30,11 @@ pub(crate) struct SessionListArgs {
     pub(crate) json: bool,
 }
 
-/// The most that a server gives at once.
+/// The largest page that a server sends.
 const MAX_PAGE: usize = 1000;
 
 pub(super) async fn list(client: &Client, args: &SessionListArgs) -> Result<ExitCode> {
-    let (sessions, has_more) = gather(client, args).await?;
+    let (sessions, has_more) = fetch(client, args).await?;
     if args.json {
         print_json(&json!({ "sessions": sessions }))?;
     } else if sessions.is_empty() {
@@ -52,8 +52,8 @@ pub(super) async fn list(client: &Client, args: &SessionListArgs) -> Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
-/// As many as are wanted, page by page, and whether there are more.
-pub(super) async fn gather(client: &Client, args: &SessionListArgs) -> Result<(Vec<Value>, bool)> {
+/// Reads pages up to the limit; the sessions, and whether there are more.
+pub(super) async fn fetch(client: &Client, args: &SessionListArgs) -> Result<(Vec<Value>, bool)> {
     let wanted = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let filter = |name: &str, value: &Option<String>| {
         value.as_ref().map(|value| format!("&{name}={}", escape(value))).unwrap_or_default()
@@ -66,7 +66,7 @@ pub(super) async fn gather(client: &Client, args: &SessionListArgs) -> Result<(V
         let path = format!("/v1/sessions?limit={limit}{filters}{}", filter("before", &before));
         let mut page = client.get(&path).await?;
         let sessions = page["sessions"].as_array_mut();
-        found.append(sessions.context("the server lists sessions in an unknown way")?);
+        found.append(sessions.context("the server's list of sessions cannot be read")?);
         before = page["next"].as_str().map(str::to_owned);
         if before.is_none() || found.len() >= wanted {
             return Ok((found, before.is_some()));

@@ -1,4 +1,4 @@
-//! `belljar session`: the sessions of a server, as one of its clients. One file per verb.
+//! `belljar session`: a client of a server's sessions. One file per subcommand.
 
 mod args;
 mod cp;
@@ -53,7 +53,7 @@ pub(super) fn session(command: SessionCommand, settings: &Settings) -> Result<Ex
     })
 }
 
-/// A session as the server tells of it; what it says beyond this is shown with `--json`.
+/// A session, as the server describes it; `--json` shows all fields.
 #[derive(Debug, Deserialize)]
 struct Session {
     id: String,
@@ -94,7 +94,7 @@ struct Limits {
 
 impl Session {
     fn from(value: &Value) -> Result<Session> {
-        Session::deserialize(value).context("the server describes a session in an unknown way")
+        Session::deserialize(value).context("the server's description of a session cannot be read")
     }
 
     fn has_ended(&self) -> bool {
@@ -102,7 +102,7 @@ impl Session {
     }
 }
 
-/// The session with this id; else the newest with this key that lives, or else that lived.
+/// The session with this id; else the newest live session with this key; else the newest ended one.
 async fn find(client: &Client, name: &str) -> Result<Value> {
     find_any(client, name).await?.ok_or_else(|| no_session(name))
 }
@@ -121,19 +121,19 @@ async fn find_any(client: &Client, name: &str) -> Result<Option<Value>> {
     Ok(Some(with_key.swap_remove(chosen)))
 }
 
-/// Phases of a session that has not ended.
-const LIVING: [&str; 7] =
+/// States of a session that has not ended.
+const LIVE_STATES: [&str; 7] =
     ["creating", "ready", "busy", "hibernating", "hibernated", "waking", "stopping"];
 
 /// All sessions of the caller that have not ended.
 pub(super) async fn live(client: &Client) -> Result<Vec<Value>> {
     let mut found: BTreeMap<String, Value> = BTreeMap::new();
-    for state in LIVING {
+    for state in LIVE_STATES {
         let (state, key, limit) = (Some(state.to_owned()), None, u32::MAX);
         let (sessions, _) =
-            list::gather(client, &SessionListArgs { state, key, limit, json: false }).await?;
+            list::fetch(client, &SessionListArgs { state, key, limit, json: false }).await?;
         for session in sessions {
-            // One that went from one state to another meanwhile is told of twice.
+            // A session that changed its state meanwhile is listed twice.
             found.insert(Session::from(&session)?.id, session);
         }
     }
@@ -144,7 +144,7 @@ pub(super) async fn find_id(client: &Client, name: &str) -> Result<String> {
     Ok(Session::from(&find(client, name).await?)?.id)
 }
 
-/// The same; `None` if the server knows none, or none any more.
+/// The same; `None` if there is no such session.
 pub(super) async fn find_known_id(client: &Client, name: &str) -> Result<Option<String>> {
     let found = find_any(client, name).await?;
     found.map(|session| Ok(Session::from(&session)?.id)).transpose()
@@ -154,9 +154,9 @@ pub(super) fn no_session(name: &str) -> anyhow::Error {
     anyhow!("there is no session with the id or key `{name}`; `belljar session list` shows all")
 }
 
-/// A span of time as people say it, in its largest unit.
+/// A duration in its largest unit.
 pub(super) fn spoken(ms: i64) -> String {
-    // What was an hour a moment ago is still called one.
+    // Rounds half a second up, so that an hour that has just begun to pass is still an hour.
     match (ms.max(0) + 500) / 1000 {
         s @ 0..120 => format!("{s} s"),
         s @ 120..7200 => format!("{} min", s / 60),

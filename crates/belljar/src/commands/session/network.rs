@@ -37,8 +37,8 @@ pub(super) async fn network(client: &Client, args: &SessionNetworkArgs) -> Resul
     if args.json {
         return print_json(&found).map(|()| ExitCode::SUCCESS);
     }
-    let told =
-        Network::deserialize(&found).context("the server describes a network in an unknown way")?;
+    let told = Network::deserialize(&found)
+        .context("the server's description of the network cannot be read")?;
     let now = clock::now_ms();
     let shown = told.visits.iter().filter(|visit| !args.refused || visit.outcome != "reached");
     let rows: Vec<Vec<String>> = shown.map(|visit| visit.cells(now)).collect();
@@ -56,7 +56,7 @@ pub(super) async fn network(client: &Client, args: &SessionNetworkArgs) -> Resul
     Ok(ExitCode::SUCCESS)
 }
 
-/// The traffic of a session as the server tells of it.
+/// The network traffic of a session, as the server describes it.
 #[derive(Debug, Deserialize)]
 struct Network {
     policy: Value,

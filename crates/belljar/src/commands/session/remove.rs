@@ -11,8 +11,8 @@ use crate::commands::remove::remove_each;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-What is removed cannot be had back: the files of the session (also with storage BIND), its
-snapshots, its executions and its log. One that is alive is stopped first. Artifacts stay; see
+This removes the files of the session (also with storage BIND), its snapshots, its executions and its
+log. They cannot be restored. A live session is stopped first. Artifacts are kept; see
 `belljar artifacts`.
 
   belljar session remove demo")]

@@ -16,28 +16,28 @@ use crate::commands::output;
 pub(crate) struct SessionRestoreArgs {
     #[command(flatten)]
     pub(crate) session: SessionArg,
-    /// The execution to go back to; without it, those that can be gone back to are shown
+    /// The execution to go back to; without it, the checkpoints are listed
     #[arg(value_name = "EXEC")]
     pub(crate) exec: Option<String>,
-    /// Print what the server says as JSON
+    /// Print the server's response as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Goes back; without an execution, shows which there are to go back to.
+/// Restores a session; without an execution, lists its checkpoints.
 pub(super) async fn restore(client: &Client, args: &SessionRestoreArgs) -> Result<ExitCode> {
     let id = find_id(client, &args.session).await?;
     let (answer, said) = match &args.exec {
         Some(exec) => {
             let ask = json!({ "exec_id": exec });
             let session = client.post(&format!("/v1/sessions/{id}/restore"), &ask).await?;
-            (session, format!("{id} is what it was after {exec}\n"))
+            (session, format!("{id} has its state after {exec} again\n"))
         }
         None => {
             let checkpoints = client.get(&format!("/v1/sessions/{id}/checkpoints")).await?;
             let said = listed(&checkpoints);
             if said.is_empty() && !args.json {
-                output::say("there are no checkpoints; `session create --checkpoints` makes them");
+                output::say("there are no checkpoints; `session create --checkpoints` keeps them");
             }
             (checkpoints, said)
         }

@@ -15,17 +15,17 @@ use crate::commands::progress::while_waiting;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The server's operator names its sources in BELLJAR_DATASET_SOURCES.")]
+The operator of the server sets its sources in BELLJAR_DATASET_SOURCES.")]
 pub(crate) struct SessionStageArgs {
     #[command(flatten)]
     pub(crate) session: SessionArg,
-    /// The dataset, as the server's sources know it
+    /// The name of the dataset in the server's sources
     #[arg(value_name = "DATASET")]
     pub(crate) dataset: String,
-    /// Ask the source again, even if the dataset is there
+    /// Fetch it from the source again, even if the server has it
     #[arg(long)]
     pub(crate) refresh: bool,
-    /// Print what the server says of it as JSON
+    /// Print the server's response as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

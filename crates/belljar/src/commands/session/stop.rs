@@ -15,15 +15,15 @@ pub(crate) struct SessionStopArgs {
     /// Ids of sessions, or their keys
     #[arg(value_name = "ID", required_unless_present = "all")]
     pub(crate) sessions: Vec<String>,
-    /// All sessions that you have, also those that sleep
+    /// All your sessions, including hibernated ones
     #[arg(long, conflicts_with = "sessions")]
     pub(crate) all: bool,
-    /// Print what is left of them as JSON
+    /// Print the stopped sessions as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Stops one after another; one that cannot be stopped does not save the others.
+/// Stops one after another. A failure is reported and does not keep the others from being stopped.
 pub(super) async fn stop(client: &Client, args: &SessionStopArgs) -> Result<ExitCode> {
     let mut stopped = Vec::new();
     let mut failed = false;
@@ -51,7 +51,7 @@ pub(super) async fn stop(client: &Client, args: &SessionStopArgs) -> Result<Exit
     Ok(if failed { ExitCode::from(EXIT_FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// The ids of all sessions that live.
+/// The ids of all live sessions.
 async fn all(client: &Client) -> Result<Vec<String>> {
     live(client).await?.iter().map(|session| Ok(Session::from(session)?.id)).collect()
 }

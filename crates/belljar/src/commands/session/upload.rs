@@ -1,8 +1,7 @@
 //! `belljar session upload`
 //!
-//! A file is read in a thread of its own, piece by piece, so that memory stays flat and neither the
-//! server nor a slow disk holds up the other. What the server says it got is compared with what was
-//! read.
+//! A thread of its own reads the file piece by piece, so that memory use is small and a slow disk and a slow network do
+//! not add up. The hash that the server reports is compared with that of the bytes that were read.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -39,21 +38,21 @@ Examples:
 pub(crate) struct SessionUploadArgs {
     #[command(flatten)]
     pub(crate) session: SessionArg,
-    /// The file to bring into it
+    /// The file to upload
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
     /// Its name below /session/data, with or without folders [default: the file's own]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// Print what the server says of it as JSON
+    /// Print the server's response as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Up to this size a file is hashed first, and not sent if the server has it.
+/// A file up to this size is hashed first, and is not sent if the server has its content.
 const ASKED_UP_TO: u64 = 1 << 30;
 
-/// Read at a time, and how many of these wait for the server.
+/// The size of a piece, and how many pieces may wait for the server.
 const PIECE: usize = 256 * 1024;
 pub(super) const PIECES: usize = 4;
 
@@ -62,7 +61,10 @@ pub(super) async fn upload(client: &Client, args: &SessionUploadArgs) -> Result<
     let name = match &args.name {
         Some(name) => name.as_str(),
         None => args.file.file_name().and_then(|name| name.to_str()).with_context(|| {
-            format!("`{}` has no name that is text; --name gives it one", args.file.display())
+            format!(
+                "`{}` has a name that is not UTF-8; --name gives it another",
+                args.file.display()
+            )
         })?,
     };
     let id = find_id(client, &args.session).await?;
@@ -86,8 +88,7 @@ pub(super) async fn upload(client: &Client, args: &SessionUploadArgs) -> Result<
 struct Source<'a> {
     path: &'a Path,
     file: File,
-    /// Where it is known. What comes out of a pipe ends when it ends, and so do files such as those
-    /// in /proc, which seem to be empty.
+    /// `None` for pipes and for files that seem to be empty, such as those in /proc.
     size: Option<u64>,
     /// Whether it can be read more than once.
     is_plain: bool,
@@ -110,7 +111,7 @@ impl Source<'_> {
         format!("failed to read `{}`", self.path.display())
     }
 
-    /// From its beginning, if that is still there.
+    /// From its beginning, if it can be read again.
     fn rewound(&self) -> Result<File> {
         let file = self.file.try_clone().with_context(|| self.unreadable())?;
         if self.is_plain {
@@ -120,12 +121,14 @@ impl Source<'_> {
     }
 }
 
-/// Whether the server has the content already, and has staged it.
+/// Asks the server to stage the content if it has it already; `None` if it does not.
 async fn ask(client: &Client, path: &str, source: &Source<'_>) -> Result<Option<Value>> {
     let Some(size @ ..=ASKED_UP_TO) = source.size else { return Ok(None) };
     let sha256 = hash(source, size)?;
     let path = format!("{path}?sha256={sha256}");
-    match while_waiting("asking whether the server has it", client.put_nothing(&path)).await {
+    match while_waiting("asking whether the server has the content", client.put_nothing(&path))
+        .await
+    {
         Err(error) if error.is("content_unknown") => Ok(None),
         answer => Ok(Some(answer?)),
     }
@@ -147,7 +150,7 @@ fn hash(source: &Source<'_>, size: u64) -> Result<Digest> {
     }
 }
 
-/// Sends it, again from its beginning when the server was lost on the way.
+/// Sends the file; from its beginning again if the server was lost meanwhile.
 async fn send(client: &Client, path: &str, source: &Source<'_>) -> Result<Value> {
     let mut progress = Progress::of_bytes("sending it", source.size);
     let mut outage = Outage::default();
@@ -171,18 +174,17 @@ async fn send(client: &Client, path: &str, source: &Source<'_>) -> Result<Value>
                 outage.is_over(|text| progress.say(text));
                 return compared(staged, reading);
             }
-            // What came out of a pipe is gone.
+            // A pipe cannot be read again.
             Err(error) if !source.is_plain => return Err(error.into()),
             Err(error) => outage.endure(error, |text| progress.say(text)).await?,
         }
     }
 }
 
-/// What went wrong with reading, for whoever hears only that the request ended.
+/// The error of the reading thread; the request itself only ends.
 pub(super) type Failure = Arc<Mutex<Option<io::Error>>>;
 
-/// Reads to the end of the file, or to its size, and hashes on the way. Nobody need wait for it: it
-/// ends when nobody takes what it reads.
+/// Reads to the end of the file, or to its size, and hashes what it reads. It also ends when the receiver is dropped.
 pub(super) fn read_aside(
     mut file: File,
     size: Option<u64>,
@@ -197,7 +199,7 @@ pub(super) fn read_aside(
             let mut piece = vec![0; most];
             let read = match file.read(&mut piece) {
                 Ok(0) if left.is_some_and(|left| left > 0) => {
-                    Err(io::Error::other("it became shorter meanwhile"))
+                    Err(io::Error::other("it became shorter while it was read"))
                 }
                 read => read,
             };
@@ -214,7 +216,7 @@ pub(super) fn read_aside(
                 Err(error) => {
                     let kind = error.kind();
                     *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                    // The request ends with it; what went wrong is told by whoever reads.
+                    // This ends the request; the error itself is in `failure`.
                     let _ = to.blocking_send(Err(kind.into()));
                     return Digest::from(hash);
                 }
@@ -223,12 +225,12 @@ pub(super) fn read_aside(
     })
 }
 
-/// What the server has must be what was read.
+/// Checks that the server has received what was read.
 fn compared(staged: Value, reading: JoinHandle<Digest>) -> Result<Value> {
     let Ok(sha256) = reading.join() else { bail!("failed to read the file: the reader panicked") };
     match Dataset::from(&staged)?.sha256 {
         Some(got) if got != sha256.to_string() => {
-            bail!("the server got something else than was sent; upload it again")
+            bail!("the server received something else than was sent; upload it again")
         }
         _ => Ok(staged),
     }

@@ -1,13 +1,12 @@
-//! An environment that is being made, beside the one that is in use until the new one is whole.
+//! A new environment, built beside the current one until it is complete.
 //!
 //! ```text
-//!   python.new          what setup works on; left by an interrupted first setup, and gone on with
-//!   python              what sandboxes use; replaced in one step
-//!   python.old-<random> what it was before, while a running server still shows it to sandboxes
+//!   python.new          the new environment; an interrupted first setup leaves it, and the next one continues
+//!   python              the environment of sandboxes; replaced in one step
+//!   python.old-<random> the previous environment, while a running server still uses it
 //! ```
 //!
-//! Programs in `bin` name the interpreter by its path, so what is made under one name and used under another has
-//! its paths rewritten in between.
+//! Programs in `bin` name the interpreter by its path, so the paths are rewritten before the rename.
 
 use std::fs;
 use std::io;
@@ -16,7 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use belljar_sys::{file, process, procfs};
 
-/// Where the new environment is made.
+/// The path of the new environment.
 pub(super) fn place(environment: &Path) -> PathBuf {
     with_suffix(environment, ".new")
 }
@@ -27,7 +26,7 @@ fn with_suffix(environment: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Copies an environment: links as links, files with their times, which compiled files are compared with.
+/// Copies an environment: links as links, and files with their times, because compiled files depend on them.
 pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
     let failed = |path: &Path| format!("failed to copy `{}`", path.display());
     fs::create_dir(to).with_context(|| failed(from))?;
@@ -49,11 +48,11 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
 fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
     fs::copy(from, to)?;
     let times = fs::FileTimes::new().set_modified(fs::metadata(from)?.modified()?);
-    // Nothing but the owner's right to write is needed for this, and it is our file.
+    // Setting the times needs only a file that is our own.
     fs::File::open(to)?.set_times(times)
 }
 
-/// Makes programs and settings of an environment name it by the path that it is going to have.
+/// Rewrites the paths in programs and settings of an environment to its final path.
 pub(super) fn rename_inside(staged: &Path, environment: &Path) -> io::Result<()> {
     let (here, there) = (staged.display().to_string(), environment.display().to_string());
     let is_text = |path: &Path, contents: &[u8]| {
@@ -75,7 +74,7 @@ pub(super) fn rename_inside(staged: &Path, environment: &Path) -> io::Result<()>
     Ok(())
 }
 
-/// Puts a whole environment in the place of the one that is there. Says whether running servers go on with that.
+/// Replaces the current environment; whether running servers still use the old one.
 pub(super) fn put_in_place(staged: &Path, environment: &Path) -> Result<bool> {
     let cannot = || format!("failed to replace `{}`", environment.display());
     if !environment.exists() {
@@ -89,7 +88,7 @@ pub(super) fn put_in_place(staged: &Path, environment: &Path) -> Result<bool> {
     Ok(!remove_unused(&old))
 }
 
-/// Removes what earlier setups had to leave to running servers.
+/// Removes old environments that running servers no longer use.
 pub(super) fn sweep(environment: &Path) {
     let prefix = with_suffix(environment, OLD);
     let (Some(home), Some(prefix)) = (environment.parent(), prefix.file_name()) else { return };
@@ -103,13 +102,13 @@ pub(super) fn sweep(environment: &Path) {
 
 const OLD: &str = ".old-";
 
-/// Whether nobody used it, so that it is gone.
+/// Removes an environment unless it is in use; whether it was removed.
 fn remove_unused(old: &Path) -> bool {
     let name = old.file_name().unwrap_or_default().to_string_lossy().into_owned();
     if procfs::is_mounted_anywhere(&name) {
         return false;
     }
-    // What cannot be removed now is tried again by the next setup.
+    // The next setup tries again to remove the rest.
     let _ = fs::remove_dir_all(old);
     true
 }

@@ -7,12 +7,13 @@ use crate::cli::values::parse_env;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Ctrl-] d leaves: the shell goes on, and --terminal comes back to it with what it printed meanwhile;
-Ctrl-] Ctrl-] types one Ctrl-]. Everything else goes inside, Ctrl-C too. The exit status is the
-shell's own; 125 when something else failed. A server that goes away is waited for.
+Ctrl-] d detaches: the shell goes on, and --terminal attaches to it again and shows what it printed
+meanwhile. Ctrl-] Ctrl-] sends one Ctrl-]. All other keys go to the session, including Ctrl-C. The exit
+status is that of the shell; 125 if something else failed. If the server is lost, the command waits for
+it.
 
-With --stdio there is no terminal: a shell reads our standard input, and writes to our standard output
-and error. It ends with us, however we end.
+With --stdio there is no terminal: the shell reads standard input and writes to standard output and
+error. It ends with this command, however that ends.
 
 Examples:
   belljar shell demo
@@ -25,25 +26,26 @@ pub(crate) struct ShellArgs {
     /// The id of a session, or its key [default: a new session, which ends with the shell]
     #[arg(value_name = "SESSION")]
     pub(crate) session: Option<String>,
-    /// Make a session with this key, if there is none
+    /// Create a session with this key if there is none
     #[arg(long, requires = "session")]
     pub(crate) create: bool,
-    /// Come back to this terminal of the session, instead of opening a new one
+    /// Attach to this terminal of the session again, instead of opening a new one
     #[arg(long, value_name = "ID", requires = "session", conflicts_with_all = ["command", "stdio"])]
     pub(crate) terminal: Option<String>,
-    /// No terminal: a shell at the end of our own pipes
+    /// No terminal: a shell on standard input and output
     #[arg(long)]
     pub(crate) stdio: bool,
     /// A variable for its environment; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env, requires = "stdio")]
     pub(crate) env: Vec<(String, String)>,
-    /// More of them, as a JSON object in this variable of our own: lists of processes do not show it
+    /// More variables, as a JSON object in this variable of the environment, which lists of processes do
+    /// not show
     #[arg(long, value_name = "VARIABLE", requires = "stdio")]
     pub(crate) env_json: Option<String>,
     /// Interrupt this execution of the session when standard input ends
     #[arg(long, value_name = "EXEC", hide = true, requires = "session")]
     pub(crate) guard: Option<String>,
-    /// What to run instead of a shell: a program with its arguments, or one text for a shell
+    /// Run this instead of a shell: a program with its arguments, or one text for a shell
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
 }

@@ -1,22 +1,22 @@
-//! Which keys are for us, and which go inside.
+//! Keys: Ctrl-] and what follows is for us, all others are for the session.
 
 /// Ctrl-].
 const PREFIX: u8 = 0x1d;
 const LEAVE: u8 = b'd';
 
-/// Reads what is typed, key by key.
+/// Parses keys.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
-    /// The prefix was typed, and what it means is not known yet.
+    /// The prefix was typed and the next key decides.
     prefixed: bool,
 }
 
-/// What was typed.
+/// The meaning of the keys that were typed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Typed {
-    /// For the other side.
+    /// Input for the session.
     pub(super) inside: Vec<u8>,
-    /// Whoever types wants to leave; what he typed after that is nobody's.
+    /// The user detaches; keys after that are dropped.
     pub(super) leave: bool,
 }
 

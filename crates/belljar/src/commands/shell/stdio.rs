@@ -1,5 +1,5 @@
-//! A shell in a session, at the end of our own pipes: for programs that want a process to talk to,
-//! such as LangChain's `ShellToolMiddleware`.
+//! A shell in a session on our standard input and output: for programs that need a process with pipes, such as
+//! LangChain's `ShellToolMiddleware`.
 //!
 //! ```text
 //!   stdin ──▶ POST .../stdin ──▶ ┌────────────────────┐
@@ -7,8 +7,8 @@
 //!   stdout, stderr ◀── events ── └────────────────────┘
 //! ```
 //!
-//! Its exit status is ours. When we end, however that happens, so does the shell: a process of its
-//! own, the [`guard`], waits for our end, which even SIGKILL cannot hide from it.
+//! Its exit status is ours. The shell ends with us, however we end: a separate process, the [`guard`], notices our end
+//! even after SIGKILL, because its standard input is closed.
 
 use std::io::{Read, Write};
 use std::process::{Command, ExitCode, Stdio};
@@ -25,20 +25,20 @@ use crate::client::{Client, ClientError, ServerEvent, escape};
 use crate::commands::output;
 use crate::commands::session::follow::Follower;
 
-/// Seconds a shell lives at most. No agent needs it for longer, and one that is forgotten ends.
+/// The longest life of a shell, in seconds, so that a forgotten one ends.
 const LIFE: u64 = 7 * 24 * 3600;
 
-/// The most that a server keeps, and passes on, of what a shell says in all its life.
+/// The most output of a shell, over its whole life, that a server keeps and sends.
 const MAX_OUTPUT: u64 = 64 << 20;
 
-/// What is read at once, and what waits to be sent.
+/// How much input is read at once, and how many of these pieces may wait to be sent.
 const PIECE: usize = 64 * 1024;
-const IN_FLIGHT: usize = 4;
+const QUEUE: usize = 4;
 
-/// A shell that has not read what it was given has time for this until it is given more.
+/// The pause before input is sent again that the shell had no room for.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 
-/// Nobody reads what the shell says.
+/// The exit status if our output was closed (SIGPIPE).
 const EXIT_PIPE: i32 = 128 + 13;
 
 pub(super) async fn stdio(
@@ -47,44 +47,39 @@ pub(super) async fn stdio(
     args: &ShellArgs,
 ) -> Result<ExitCode> {
     let exec = belljar_engine::new_id("exec");
-    // Held until we end; its closing is what the guard waits for.
-    let _leash = leave_a_guard(client, &session.id, &exec)?;
-    let status = converse(client, &session.id, &exec, args).await;
+    // The guard waits until this is closed, which happens when we end.
+    let _guard_input = start_guard(client, &session.id, &exec)?;
+    let status = run(client, &session.id, &exec, args).await;
     session.end(client).await;
     status
 }
 
-async fn converse(
-    client: &Client,
-    session: &str,
-    exec: &str,
-    args: &ShellArgs,
-) -> Result<ExitCode> {
+async fn run(client: &Client, session: &str, exec: &str, args: &ShellArgs) -> Result<ExitCode> {
     let ask = ask(args, exec)?;
-    // Whoever reads takes all for the shell's.
+    // The reader takes everything for output of the shell.
     let mut follower = Follower::new(client, session, exec, Some(&ask)).quiet();
     let begun = watch::Sender::new(false);
     let feeding = feed(client, session, exec, read_stdin(), begun.subscribe());
     let mut feeding = std::pin::pin!(feeding);
     let mut fed = false;
     loop {
-        let heard = tokio::select! {
-            heard = follower.next() => heard?,
-            lost = &mut feeding, if !fed => {
-                // Whoever fed us must not wait for answers to what never arrived.
-                lost.context("input was lost")?;
+        let event = tokio::select! {
+            event = follower.next() => event?,
+            outcome = &mut feeding, if !fed => {
+                // The writer must not wait for a response to input that was lost.
+                outcome.context("input was lost")?;
                 fed = true;
                 continue;
             }
         };
         begun.send_replace(true);
-        let is_heard = match heard.name.as_str() {
-            "stdout" => passed(&mut std::io::stdout(), &heard),
-            "stderr" => passed(&mut std::io::stderr(), &heard),
-            "done" => return Ok(ended(&heard.data)),
+        let is_written = match event.name.as_str() {
+            "stdout" => write_text(&mut std::io::stdout(), &event),
+            "stderr" => write_text(&mut std::io::stderr(), &event),
+            "done" => return Ok(ended(&event.data)),
             _ => true,
         };
-        if !is_heard {
+        if !is_written {
             return Ok(output::exit_code(EXIT_PIPE));
         }
     }
@@ -98,8 +93,8 @@ fn ask(args: &ShellArgs, exec: &str) -> Result<Value> {
     };
     let mut env: Map<String, Value> = match &args.env_json {
         Some(name) => {
-            let text = std::env::var(name).with_context(|| format!("there is no {name}"))?;
-            serde_json::from_str(&text).with_context(|| format!("{name} is no JSON object"))?
+            let text = std::env::var(name).with_context(|| format!("{name} is not set"))?;
+            serde_json::from_str(&text).with_context(|| format!("{name} is not a JSON object"))?
         }
         None => Map::new(),
     };
@@ -110,9 +105,9 @@ fn ask(args: &ShellArgs, exec: &str) -> Result<Value> {
     }))
 }
 
-/// What comes, in pieces; read by a thread, which nobody waits for.
+/// Standard input in pieces, read by a thread that is not joined.
 fn read_stdin() -> mpsc::Receiver<Vec<u8>> {
-    let (pieces, incoming) = mpsc::channel(IN_FLIGHT);
+    let (pieces, incoming) = mpsc::channel(QUEUE);
     std::thread::spawn(move || {
         let mut stdin = std::io::stdin().lock();
         let mut buffer = vec![0; PIECE];
@@ -125,7 +120,7 @@ fn read_stdin() -> mpsc::Receiver<Vec<u8>> {
     incoming
 }
 
-/// Passes on what comes, and that nothing comes any more.
+/// Sends standard input and its end to the shell.
 async fn feed(
     client: &Client,
     session: &str,
@@ -133,10 +128,10 @@ async fn feed(
     mut incoming: mpsc::Receiver<Vec<u8>>,
     mut begun: watch::Receiver<bool>,
 ) -> Result<(), ClientError> {
-    // The server must have heard of an execution before it can be fed.
+    // The server must know the execution before it accepts input for it.
     let _ = begun.wait_for(|begun| *begun).await;
     let path = format!("/v1/sessions/{}/execs/{}/stdin", escape(session), escape(exec));
-    let mut text = Text::default();
+    let mut text = Utf8Decoder::default();
     loop {
         let piece = incoming.recv().await;
         let close = piece.is_none();
@@ -148,9 +143,9 @@ async fn feed(
         loop {
             match client.call_patiently(Method::POST, &path, Some(&body)).await {
                 Ok(_) => break,
-                // It has not read what came before.
+                // The shell has not read earlier input.
                 Err(error) if error.is("busy") => tokio::time::sleep(FULL_PAUSE).await,
-                // The shell has ended, or does not listen; its last event says how.
+                // The shell has ended or closed its input; its last event says how.
                 Err(ClientError::Refused { .. }) => return Ok(()),
                 Err(error) => return Err(error),
             }
@@ -161,12 +156,12 @@ async fn feed(
     }
 }
 
-/// Bytes on their way to becoming text, which a piece may end in the middle of.
+/// Decodes UTF-8 from pieces that may end inside a character.
 #[derive(Debug, Default)]
-struct Text(Vec<u8>);
+struct Utf8Decoder(Vec<u8>);
 
-impl Text {
-    /// As much text as there is now; the end of everything is `None`.
+impl Utf8Decoder {
+    /// The text that is complete; `None` is the end of the input.
     fn read(&mut self, piece: Option<&[u8]>) -> String {
         self.0.extend_from_slice(piece.unwrap_or_default());
         let unfinished = piece.map_or(0, |_| unfinished(&self.0));
@@ -175,7 +170,7 @@ impl Text {
     }
 }
 
-/// How many bytes at the end are the beginning of a character.
+/// How many bytes at the end are the first part of a character.
 fn unfinished(bytes: &[u8]) -> usize {
     let begins = |count: &usize| {
         let last = &bytes[bytes.len() - count..];
@@ -185,9 +180,9 @@ fn unfinished(bytes: &[u8]) -> usize {
     (1..=bytes.len().min(3)).find(begins).unwrap_or(0)
 }
 
-/// Writes what was said; false if nobody listens.
-fn passed(to: &mut impl Write, heard: &ServerEvent) -> bool {
-    let text = heard.data["text"].as_str().unwrap_or_default();
+/// Writes the text of an event; false if the output is closed.
+fn write_text(to: &mut impl Write, event: &ServerEvent) -> bool {
+    let text = event.data["text"].as_str().unwrap_or_default();
     to.write_all(text.as_bytes()).and_then(|()| to.flush()).is_ok()
 }
 
@@ -206,31 +201,31 @@ fn ended(done: &Value) -> ExitCode {
     output::exit_code(code.unwrap_or(1))
 }
 
-/// Starts the process that outlives us by as long as it takes to interrupt the shell.
-fn leave_a_guard(client: &Client, session: &str, exec: &str) -> Result<std::process::ChildStdin> {
+/// Starts the guard: a process that interrupts the shell when we have ended.
+fn start_guard(client: &Client, session: &str, exec: &str) -> Result<std::process::ChildStdin> {
     use std::os::unix::process::CommandExt;
     let failed = "failed to start the process that ends the shell when we end";
     let mut guard = Command::new(std::env::current_exe().context(failed)?)
         .args(["shell", "--url", &client.url(), "--guard", exec, session])
         .stdin(Stdio::piped())
-        // Whoever reads our pipes waits for the end of all who hold them.
+        // The reader of our pipes waits until all processes have closed them.
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        // Who kills our group must not kill this.
+        // A signal to our process group must not end the guard.
         .process_group(0)
         .spawn()
         .context(failed)?;
     guard.stdin.take().context(failed)
 }
 
-/// What that process does.
+/// The guard: waits for our end, then interrupts the shell.
 pub(super) async fn guard(client: &Client, session: &str, exec: &str) -> Result<ExitCode> {
     belljar_sys::process::leave_terminal();
-    // On this thread: there is nothing else to do.
+    // Blocking is fine: there is nothing else to do on this thread.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     let (session, exec) = (escape(session), escape(exec));
     let path = format!("/v1/sessions/{session}/execs/{exec}/interrupt");
-    // It may have ended by itself, and so may the server.
+    // The shell or the server may have ended already.
     let _ = client.call_patiently(Method::POST, &path, None).await;
     Ok(ExitCode::SUCCESS)
 }
@@ -243,12 +238,12 @@ mod tests {
     fn text_survives_any_cutting_and_what_is_none_is_shown() {
         let bytes = "a\u{e4}\u{20ac}\u{1f600}z".as_bytes();
         for size in 1..bytes.len() {
-            let mut text = Text::default();
+            let mut text = Utf8Decoder::default();
             let mut all: String = bytes.chunks(size).map(|piece| text.read(Some(piece))).collect();
             all += &text.read(None);
             assert_eq!(all.as_bytes(), bytes, "in pieces of {size}");
         }
-        let mut text = Text::default();
+        let mut text = Utf8Decoder::default();
         assert_eq!(text.read(Some(b"a\xffb\xe2\x82")), "a\u{fffd}b");
         assert_eq!(text.read(Some(b"\xac!")), "\u{20ac}!");
         assert_eq!(text.read(Some(b"\xe2")), "");

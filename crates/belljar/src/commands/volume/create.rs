@@ -20,7 +20,7 @@ pub(crate) struct VolumeCreateArgs {
     /// Letters, digits, `.`, `_` and `-`
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
-    /// How much it has room for: a number of bytes, or with K, M, G [default: the server's]
+    /// Its size: a number of bytes, or with K, M, G [default: the server's]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) size: Option<u64>,
     /// Print everything about it as JSON

@@ -27,7 +27,7 @@ pub(super) async fn list(client: &Client, args: &VolumeListArgs) -> Result<ExitC
         return Ok(ExitCode::SUCCESS);
     }
     let volumes = found["volumes"].as_array();
-    let volumes = volumes.context("the server lists volumes in an unknown way")?;
+    let volumes = volumes.context("the server's list of volumes cannot be read")?;
     let volumes: Vec<Volume> = volumes.iter().map(Volume::from).collect::<Result<_>>()?;
     if volumes.is_empty() {
         eprintln!("There are no volumes.");

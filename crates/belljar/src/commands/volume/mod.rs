@@ -1,4 +1,4 @@
-//! `belljar volume`: files that outlive sessions, as a client of the server. One file per verb.
+//! `belljar volume`: a client of a server's volumes. One file per subcommand.
 
 mod create;
 mod list;
@@ -30,13 +30,13 @@ pub(crate) struct VolumeArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VolumeCommand {
-    /// Make a volume
+    /// Create a volume
     Create(VolumeCreateArgs),
-    /// Volumes, by name
+    /// List volumes by name
     List(VolumeListArgs),
-    /// How full a volume is, and who uses it
+    /// Show how full a volume is, and which sessions use it
     Show(VolumeShowArgs),
-    /// Remove volumes that nobody uses, with everything in them
+    /// Remove unused volumes with everything in them
     Remove(VolumeRemoveArgs),
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct VolumeRemoveArgs {
     /// Their names
     #[arg(value_name = "NAME", required = true)]
     pub(crate) names: Vec<String>,
-    /// Print the names of those that were removed as JSON
+    /// Print the names of the removed volumes as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -65,7 +65,7 @@ pub(super) fn volume(command: VolumeCommand, settings: &Settings) -> Result<Exit
     })
 }
 
-/// A volume as the server tells of it.
+/// A volume, as the server describes it.
 #[derive(Debug, Deserialize)]
 struct Volume {
     name: String,
@@ -88,10 +88,10 @@ struct User {
 
 impl Volume {
     fn from(value: &Value) -> Result<Volume> {
-        Volume::deserialize(value).context("the server describes a volume in an unknown way")
+        Volume::deserialize(value).context("the server's description of a volume cannot be read")
     }
 
-    /// What its size means.
+    /// Whether its size is enforced, in words.
     fn quota(&self) -> &'static str {
         if self.enforced { "enforced" } else { "not enforced" }
     }
@@ -101,7 +101,7 @@ fn path_of(name: &str) -> String {
     format!("/v1/volumes/{}", escape(name))
 }
 
-/// What the server says, and how to find those that are there.
+/// Adds how to list volumes to the error about an unknown one.
 fn explain(error: ClientError) -> anyhow::Error {
     let unknown = error.is("volume_not_found");
     let error = anyhow::Error::from(error);

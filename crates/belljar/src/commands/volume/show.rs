@@ -34,7 +34,7 @@ fn describe(volume: &Volume) -> String {
     let bytes = |bytes: u64| format!("{} ({bytes} bytes)", HumanBytes(bytes));
     let more = if volume.partial { "more than " } else { "" };
     let used_by = match &volume.used_by[..] {
-        [] => "nobody".to_owned(),
+        [] => "no session".to_owned(),
         users => {
             let users = users.iter().map(|user| format!("{} ({})", user.id, user.mode));
             users.collect::<Vec<_>>().join(", ")
