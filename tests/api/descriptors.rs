@@ -21,7 +21,7 @@ const PROMPT: Duration = Duration::from_millis(50);
 /// Answers the host's line with descriptors instead of doing what it asks for.
 const TAKEN_OVER: &str = r#"
 import array, os, pty, select, socket, struct
-from belljar_kernel import frozen
+from belljar_kernel import snapshot
 
 kept = []
 
@@ -80,7 +80,7 @@ def talk(line, kernel):
         for fd in sent:
             os.close(fd)
 
-frozen.talk = talk
+snapshot.talk = talk
 "#;
 
 const KINDS: [&str; 8] = [

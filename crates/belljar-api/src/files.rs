@@ -157,7 +157,10 @@ async fn send_content(
     let permit = share.reserve(memory(span.from, span.to)).await?;
     let body = match is_head {
         true => RawBody::empty(),
-        false => stream(opened.file, span.from, span.to),
+        false => {
+            let file = opened.file;
+            stream(move |buffer, at| file.read_exact_at(buffer, at), span.from, span.to)
+        }
     };
     let mut response = keeping(span.respond(body), permit);
     attachment(&mut response, "application/octet-stream");

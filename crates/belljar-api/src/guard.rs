@@ -305,7 +305,7 @@ mod tests {
             panic!("secret of the server");
         }
         let mut router = Router::new().route("/", get(broken)).layer(middleware::from_fn(handle));
-        let answer = router.call(Request::default()).await.unwrap();
+        let answer = router.call(Request::<axum::body::Body>::default()).await.unwrap();
         assert_eq!(answer.status(), 500);
         assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/json");
         let body = answer.into_body().collect().await.unwrap().to_bytes();
