@@ -69,7 +69,7 @@ fn converse(mut stream: UnixStream) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn whoever_comes_before_the_guest_learns_nothing() {
+async fn a_process_that_connects_before_the_guest_learns_nothing() {
     let Some(on) = on() else { return };
     let site = on.site(&[]);
     let server = site.serve().await;
