@@ -1,4 +1,4 @@
-//! What is counted, charged and written down.
+//! Usage, quotas and the logs of what was done and refused.
 
 use belljar_engine::audit;
 use serde_json::{Value, json};

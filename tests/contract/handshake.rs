@@ -1,5 +1,5 @@
-//! Where the server meets the guest of a container: nobody else gets there, and whoever does all the
-//! same is not taken for the guest.
+//! The handshake between the server and the guest of a container: no other process gets there, and one that does is not
+//! taken for the guest.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
