@@ -233,7 +233,7 @@ async fn a_picture_is_an_artifact_and_the_answer() {
 }
 
 #[tokio::test]
-async fn a_browser_that_nobody_uses_is_stopped_and_comes_back() {
+async fn an_idle_browser_is_stopped_and_started_again() {
     if !has_chromium() {
         return;
     }
@@ -263,7 +263,7 @@ async fn a_browser_that_nobody_uses_is_stopped_and_comes_back() {
 }
 
 #[tokio::test]
-async fn a_crash_is_told_and_the_next_action_starts_anew() {
+async fn a_browser_crash_is_reported_and_the_next_action_starts_a_new_one() {
     if !has_chromium() {
         return;
     }

@@ -95,7 +95,7 @@ const KINDS: [&str; 8] = [
 ];
 
 #[tokio::test]
-async fn whatever_a_kernel_sends_nobody_else_waits() {
+async fn no_message_of_a_kernel_delays_other_sessions() {
     let server = Server::start().await;
     let mut taken_over = Vec::new();
     for (number, kind) in KINDS.iter().enumerate() {

@@ -93,7 +93,7 @@ async fn what_takes_too_long_goes_on_without_a_server() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_to_stop_takes_its_sessions_along_if_told() {
+async fn with_stop_sessions_a_server_ends_its_sessions() {
     let installation =
         Arc::new(Installation::new().env("BELLJAR_POOL", "1").args(&["--stop-sessions"]));
     let server = installation.serve().await;
@@ -139,7 +139,7 @@ async fn a_second_signal_ends_it_at_once() {
 }
 
 #[tokio::test]
-async fn whoever_was_killed_meanwhile_is_said_to_be_gone() {
+async fn a_sandbox_killed_without_a_server_is_reported_as_gone() {
     let server = Server::start().await;
     let session = server.session_with(json!({"key": "k"})).await;
     let held = session.hold("held").await;
@@ -162,7 +162,7 @@ async fn whoever_was_killed_meanwhile_is_said_to_be_gone() {
 }
 
 #[tokio::test]
-async fn a_server_that_nobody_needs_ends_by_itself_if_it_is_told_to() {
+async fn an_idle_server_exits_with_idle_exit() {
     let installation = Arc::new(Installation::new().args(&["--idle-exit", "1"]));
     let mut server = installation.serve().await;
     let session = server.session().await;

@@ -240,7 +240,7 @@ async fn directories_are_listed_by_pattern() {
 }
 
 #[tokio::test]
-async fn changes_are_told_as_they_happen() {
+async fn file_changes_are_streamed_as_they_happen() {
     let server = Server::start().await;
     let session = server.session().await;
     session.shell("mkdir -p w/sub other").await;

@@ -22,7 +22,7 @@ pub(crate) async fn with_keys(keys: &[&[&str]]) -> (Server, Vec<Value>) {
 }
 
 #[tokio::test]
-async fn nobody_comes_in_without_a_key() {
+async fn requests_without_a_key_are_refused() {
     let (server, keys) = with_keys(&[&["--name", "ci"]]).await;
     for path in ["/v1/sessions", "/metrics", "/v1/usage", "/nowhere", "/v1/sessions/ses_1/log"] {
         let answer = server.get(path).await;

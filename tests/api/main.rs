@@ -1,15 +1,13 @@
 //! Belljar over HTTP, as its users meet it: the real server, real sandboxes, whole answers.
 
+mod accounting;
 mod admission;
 mod artifacts;
-mod books;
-mod branches;
 mod browser;
 mod datasets;
 mod deaths;
 mod descriptors;
 mod disk;
-mod doors;
 mod drain;
 mod edges;
 mod exec_socket;
@@ -19,9 +17,11 @@ mod files;
 mod files_archives;
 mod files_memory;
 mod files_model;
+mod forks;
 mod idle;
 mod keys;
 mod languages;
+mod listeners;
 mod network;
 mod openapi;
 mod queue;

@@ -166,7 +166,7 @@ async fn the_default_is_the_operators_and_a_key_finds_the_same_policy() {
 }
 
 #[tokio::test]
-async fn one_that_nobody_reads_holds_up_nobody() {
+async fn a_connection_that_is_not_read_delays_no_other() {
     let site = Website::start().await;
     let server = server_for(&site, &[]).await;
     let session = session_for(&server, &site).await;
@@ -298,7 +298,7 @@ fn answer(question: &[u8], ip: Ipv4Addr) -> (String, Vec<u8>) {
 }
 
 #[tokio::test]
-async fn a_dns_that_is_silent_holds_up_nobody_else() {
+async fn a_silent_dns_server_delays_no_other_request() {
     let site = Website::start().await;
     let (servers, asked) = dns(&site).await;
     let most = format!("open {}", site.address);

@@ -278,7 +278,7 @@ async fn what_runs_is_ended_with_the_session_and_says_so() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_refused_and_harms_nobody() {
+async fn invalid_requests_are_refused_and_do_no_harm() {
     let server = Server::start().await;
     for (ask, named) in [
         (json!({"idle_timeout": u64::MAX}), "idle_timeout"),

@@ -198,7 +198,7 @@ async fn arguments_and_environments_have_the_size_the_machine_allows() {
 }
 
 #[tokio::test]
-async fn input_that_nobody_reads_is_bounded() {
+async fn unread_input_is_bounded() {
     let server = Server::start().await;
     let session = server.session().await;
     let ask = json!({"command": "echo begun; sleep 1000", "stdin": true});

@@ -232,7 +232,7 @@ async fn variables_that_cannot_be_kept_are_said_to_be_lost() {
 
 /// A kernel that died while nobody looked is told of after a sleep too.
 #[tokio::test]
-async fn a_kernel_that_died_before_a_sleep_is_told_of_after_it() {
+async fn a_kernel_that_died_before_hibernation_is_reported_after_it() {
     let server = Server::start().await;
     let session = server.session().await;
     let pid = session.printed("import os; x = 1; print(os.getpid())").await;

@@ -17,7 +17,7 @@ fn names(events: &[Event]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn everything_is_told_in_order() {
+async fn events_come_in_order() {
     let server = Server::start().await;
     let session = server.session().await;
     // The two streams are two pipes: their order is known only where something comes in between.
@@ -87,7 +87,7 @@ async fn an_execution_is_left_and_joined() {
 }
 
 #[tokio::test]
-async fn whoever_goes_away_without_a_stream_ends_nothing_either() {
+async fn a_client_that_leaves_ends_no_execution() {
     let server = Server::start().await;
     let session = server.session().await;
     let held = session.hold("held").await;
@@ -122,7 +122,7 @@ async fn characters_are_never_torn() {
 }
 
 #[tokio::test]
-async fn a_reader_that_does_not_read_holds_up_nobody() {
+async fn a_client_that_does_not_read_delays_no_one() {
     const SIZE: u64 = 32 << 20;
     const READERS: u64 = 8;
     let server = Server::start().await;

@@ -281,7 +281,7 @@ async fn terminals_end_with_all_they_started_and_are_counted() {
 }
 
 #[tokio::test]
-async fn a_session_is_in_use_while_somebody_sits_there() {
+async fn a_session_with_an_attached_terminal_is_not_idle() {
     let server = Server::start().await;
     let session = server.session_with(json!({"ttl": 600, "idle_timeout": 1})).await;
     let mut terminal = TerminalClient::take(&server.client(), &session, "").await;
@@ -295,7 +295,7 @@ async fn a_session_is_in_use_while_somebody_sits_there() {
 }
 
 #[tokio::test]
-async fn who_does_not_read_holds_up_nobody_and_costs_nothing() {
+async fn a_terminal_client_that_does_not_read_delays_no_one_and_costs_nothing() {
     let server = Server::start().await;
     let session = server.session().await;
     let client = server.client();
@@ -340,7 +340,7 @@ async fn who_does_not_read_holds_up_nobody_and_costs_nothing() {
 }
 
 #[tokio::test]
-async fn keys_that_nobody_reads_are_bounded() {
+async fn unread_terminal_input_is_bounded() {
     let installation = Arc::new(Installation::new());
     let server = installation.serve().await;
     let session = server.session().await;

@@ -25,7 +25,7 @@ fn files_of_only(server: &Server) -> PathBuf {
 }
 
 #[tokio::test]
-async fn volumes_are_made_told_of_and_removed() {
+async fn volumes_are_created_listed_and_removed() {
     let server = Server::start().await;
     assert_eq!(server.get("/v1/volumes").await.json(200), json!({"volumes": []}));
     let made = make(&server, "models").await;

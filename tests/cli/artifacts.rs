@@ -175,7 +175,7 @@ fn figures_that_cannot_be_saved_are_lost_artifacts() {
 }
 
 #[test]
-fn pictures_that_are_no_pictures_are_told_and_nothing_else_is_written() {
+fn invalid_images_are_reported_and_nothing_is_written() {
     let context = TestContext::new();
     let code = "\
 class Liar:

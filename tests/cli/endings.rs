@@ -66,7 +66,7 @@ divide(0)
 }
 
 #[test]
-fn input_says_that_nobody_will_answer() {
+fn input_fails_at_once_without_input() {
     let finished = TestContext::new().run_with_input(["-"], "name = input('Your name? ')");
     assert_snapshot!(finished, @r#"
     exit 1

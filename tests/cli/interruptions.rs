@@ -41,7 +41,7 @@ fn ctrl_c_interrupts_the_code_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn whoever_asks_belljar_to_end_is_obeyed_in_the_same_way() {
+fn every_termination_signal_has_the_same_effect() {
     const SIGHUP: i32 = 1;
     const SIGTERM: i32 = 15;
     let scratch = ScratchHost::new();

@@ -98,7 +98,7 @@ fn a_notebook_is_executed_and_a_copy_has_the_outputs() {
 }
 
 #[test]
-fn the_first_error_ends_it_unless_told_otherwise() {
+fn the_first_error_ends_it_unless_keep_going() {
     let mut expected = code("1 / 0");
     expected["metadata"] = json!({"tags": ["raises-exception"]});
     let mut skipped = code("print('never')");

@@ -51,7 +51,7 @@ written = os.write(2, b'os.write to stderr\\n')
 }
 
 #[test]
-fn everybody_who_prints_is_heard() {
+fn output_of_all_processes_arrives() {
     let code = "\
 import ctypes, os, subprocess, sys, threading
 print('the cell')
@@ -82,7 +82,7 @@ child = os.wait()
 }
 
 #[test]
-fn a_daemon_that_holds_stdout_open_holds_up_nobody() {
+fn a_daemon_that_holds_stdout_open_delays_no_one() {
     let code = "\
 import subprocess
 subprocess.Popen(['sleep', '1000'], start_new_session=True)

@@ -216,7 +216,7 @@ fn a_file_that_the_sandbox_does_not_see_is_pointed_out() {
 }
 
 #[test]
-fn tasks_that_a_run_leaves_are_told() {
+fn tasks_that_a_run_leaves_are_reported() {
     let code = "\
 import asyncio
 async def slow(): await asyncio.sleep(100)

@@ -382,7 +382,7 @@ fn a_client_on_a_socket_survives_a_killed_server() {
 }
 
 #[test]
-fn what_ended_while_the_server_was_away_is_told_in_full() {
+fn an_execution_that_ended_without_a_server_is_reported_in_full() {
     let mut served = CliServer::on_tcp();
     let id = served.create(&[]);
     let code = "import time\nprint('begun')\ntime.sleep(1)\nprint('ended')\nraise SystemExit(7)";
@@ -397,7 +397,7 @@ fn what_ended_while_the_server_was_away_is_told_in_full() {
 }
 
 #[test]
-fn ctrl_c_without_a_server_is_heard_by_the_next_one() {
+fn ctrl_c_without_a_server_reaches_the_next_one() {
     let mut served = CliServer::on_tcp();
     let id = served.create(&[]);
     let mut running =

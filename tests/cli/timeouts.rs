@@ -47,7 +47,7 @@ fn is_killed(code: &str) {
 }
 
 #[test]
-fn a_timeout_is_told_in_words() {
+fn a_timeout_is_explained() {
     let finished = TestContext::new().run(["--timeout", "1", "-c", "print('x')\nwhile True: pass"]);
     insta::assert_snapshot!(finished, @r#"
     exit 124

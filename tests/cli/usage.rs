@@ -70,7 +70,7 @@ fn a_line_per_tenant_and_day() {
 }
 
 #[test]
-fn the_last_thirty_days_are_shown_unless_told_otherwise() {
+fn the_last_thirty_days_are_shown_by_default() {
     let recent = context().call(["usage", "--json"]).json();
     assert_eq!(recent["usage"].as_array().map(Vec::len), Some(2), "{recent:#}");
 }

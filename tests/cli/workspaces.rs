@@ -123,7 +123,7 @@ os.chmod('plain', 0o755)
 }
 
 #[test]
-fn nobody_gets_a_directory_that_the_operator_did_not_name() {
+fn only_directories_that_the_operator_named_are_workspaces() {
     let (served, root, project) = project();
     let outside = root.path().join("outside");
     fs::create_dir(&outside).expect("a directory");

@@ -225,7 +225,7 @@ async fn an_engine_without_gpus_says_so() {
 }
 
 #[tokio::test]
-async fn a_user_who_may_not_use_the_engine_is_told_how_to() {
+async fn a_user_without_access_to_the_engine_reads_what_to_do() {
     belljar_testkit::skip_unless_root!("only root can do this to a container engine");
     let Some(on) = on() else { return };
     const NOBODY: u32 = 65534;

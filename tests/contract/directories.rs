@@ -90,7 +90,7 @@ pub(crate) async fn files_are_found_by_pattern(on: Backend) {
     get(&session, "p?list&glob=%5Ba").await.error(422, "invalid");
 }
 
-pub(crate) async fn changes_are_told_as_they_happen(on: Backend) {
+pub(crate) async fn file_changes_are_streamed_as_they_happen(on: Backend) {
     let (_site, server, session) = on.session(json!({})).await;
     session.shell("mkdir -p w/sub").await;
     let mut watch = server.follow(&session.path("/files/w?watch&recursive")).await;

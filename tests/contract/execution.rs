@@ -127,7 +127,7 @@ pub(crate) async fn time_is_limited_and_code_is_interrupted(on: Backend) {
     assert_eq!(session.printed(look).await, "[]\n", "what was ended has left nothing behind");
 }
 
-pub(crate) async fn output_is_told_live_and_within_bounds(on: Backend) {
+pub(crate) async fn output_is_streamed_and_bounded(on: Backend) {
     let (_site, server, session) = on.session(json!({})).await;
     let code = "import os, time\nprint('first', flush=True)\n\
                 while not os.path.exists('/session/go'): time.sleep(0.01)\n\

@@ -146,7 +146,7 @@ pub(crate) async fn a_session_sleeps_branches_and_goes_back(on: Backend) {
 }
 
 /// In a container the zygote is a process that anybody inside can kill. Natively there is none to be found.
-pub(crate) async fn a_zygote_that_dies_is_in_nobodys_way(on: Backend) {
+pub(crate) async fn a_dead_zygote_stops_nothing(on: Backend) {
     if on == Backend::Runsc {
         belljar_testkit::skip!("kernels in gVisor have no zygote");
     }

@@ -7,11 +7,11 @@ mod backend;
 mod browser;
 mod containers;
 mod directories;
-mod doors;
 mod endings;
 mod engines;
 mod execution;
 mod files;
+mod handshake;
 mod languages;
 mod lives;
 mod misuse;
@@ -50,7 +50,7 @@ contract! {
         a_shell_remembers,
         commands_have_environment_place_and_input,
         time_is_limited_and_code_is_interrupted,
-        output_is_told_live_and_within_bounds,
+        output_is_streamed_and_bounded,
         a_second_kernel_is_forked;
     endings:
         a_kernel_that_dies_is_said_to_have_died,
@@ -71,13 +71,13 @@ contract! {
     directories:
         files_grow_are_copied_moved_and_have_modes,
         files_are_found_by_pattern,
-        changes_are_told_as_they_happen,
+        file_changes_are_streamed_as_they_happen,
         directories_travel_as_archives;
     shell:
         heredocs_and_much_output_come_through,
         a_command_has_its_input_environment_and_user,
-        prompts_that_nobody_answers_fail_at_once,
-        what_runs_in_the_background_is_heard_later,
+        prompts_without_input_fail_at_once,
+        output_of_background_jobs_comes_later,
         stopped_by_its_id_a_command_takes_its_daemons_along;
     terminals:
         a_terminal_echoes_resizes_and_ends,
@@ -89,12 +89,12 @@ contract! {
         only_listed_hosts_are_reached;
     walls:
         nothing_of_the_host_is_seen,
-        nobody_gains_rights,
+        no_process_gains_rights,
         system_calls_are_refused,
         limits_hold,
         tenants_are_apart;
     misuse:
-        a_kernel_that_lies_about_itself_deceives_nobody_else,
+        a_lying_kernel_deceives_no_other_session,
         terminals_stay_within_their_session,
         what_lies_in_a_volume_gives_no_rights;
     volumes:
@@ -104,7 +104,7 @@ contract! {
     lives:
         a_successor_goes_on,
         a_session_sleeps_branches_and_goes_back,
-        a_zygote_that_dies_is_in_nobodys_way,
+        a_dead_zygote_stops_nothing,
         a_session_from_the_pool_is_like_any_other,
         a_stop_leaves_nothing;
 }

@@ -44,7 +44,7 @@ const LIES: [(&str, &str); 7] = [
     ),
 ];
 
-pub(crate) async fn a_kernel_that_lies_about_itself_deceives_nobody_else(on: Backend) {
+pub(crate) async fn a_lying_kernel_deceives_no_other_session(on: Backend) {
     let site = on.site(&[]);
     let server = site.serve().await;
     let other = server.session().await;

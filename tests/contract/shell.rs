@@ -49,7 +49,7 @@ pub(crate) async fn a_command_has_its_input_environment_and_user(on: Backend) {
     assert_eq!(exec(json!({"command": "id -u"})).await.json(200)["stdout"], "1000\n");
 }
 
-pub(crate) async fn prompts_that_nobody_answers_fail_at_once(on: Backend) {
+pub(crate) async fn prompts_without_input_fail_at_once(on: Backend) {
     let (_site, _server, session) = on.session(json!({})).await;
     let prompts = [
         "read -p 'Name? ' name",
@@ -69,7 +69,7 @@ pub(crate) async fn prompts_that_nobody_answers_fail_at_once(on: Backend) {
     assert_eq!(session.shell("read x; echo \"[$x] $?\"").await["stdout"], "[] 1\n");
 }
 
-pub(crate) async fn what_runs_in_the_background_is_heard_later(on: Backend) {
+pub(crate) async fn output_of_background_jobs_comes_later(on: Backend) {
     let (_site, _server, session) = on.session(json!({})).await;
     let bash =
         async |code: &str| session.exec(json!({"language": "bash", "code": code})).await.json(200);

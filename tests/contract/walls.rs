@@ -51,7 +51,7 @@ pub(crate) async fn nothing_of_the_host_is_seen(on: Backend) {
     assert_eq!(session.printed(network).await, "['lo']\n");
 }
 
-pub(crate) async fn nobody_gains_rights(on: Backend) {
+pub(crate) async fn no_process_gains_rights(on: Backend) {
     let (_site, _server, session) = on.session(json!({})).await;
     let who = "import os\n\
          status = dict(line.split(':\\t', 1) for line in open('/proc/self/status') if ':\\t' in line)\n\

@@ -269,11 +269,11 @@ async fn a_shell_that_ends_is_reported_as_what_it_is() {
             (KernelState::Kept, None, 1)
         );
     }
-    daemons_hold_up_nobody(&session).await;
+    daemons_delay_no_one(&session).await;
     a_child_that_is_killed_for_memory_is_mentioned(&session).await;
 }
 
-async fn daemons_hold_up_nobody(session: &Session) {
+async fn daemons_delay_no_one(session: &Session) {
     let start = std::time::Instant::now();
     let result = session.bash("(setsid sleep 1000 &) ; sleep 1000 & echo started; exit 6").await;
     assert_eq!((result.exit_code, result.stdout.as_str()), (6, "started\n"));

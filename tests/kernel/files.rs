@@ -74,7 +74,7 @@ async fn every_execution_tells_whether_artifacts_changed() {
 }
 
 #[tokio::test]
-async fn a_file_somebody_writes_is_said_to_be_written() {
+async fn a_file_that_is_open_for_writing_is_reported() {
     let session = Lab::cold().session_without_kernel().await;
     let script = "cd /session/artifacts; echo done > a-done; mkfifo pipe; ln -s a-done link
                   exec 3> b-open; echo half >&3; echo on; read line < pipe; exec 3>&-";

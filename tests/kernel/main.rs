@@ -5,18 +5,18 @@
 //! several things about one subject. What must not depend on how a kernel was started is asked of
 //! both kinds, forked and executed.
 
-mod alone;
 mod bash;
 mod commands;
+mod connections;
 mod deaths;
 mod files;
+mod host_presence;
 mod input;
 mod inspect;
 mod interrupts;
-mod joining;
 mod lab;
 mod memory;
 mod node;
-mod pictures;
+mod snapshots;
 mod state;
 mod zygote;

@@ -295,7 +295,7 @@ async fn a_busy_cell_is_interrupted_and_the_rest_stays() {
 }
 
 #[tokio::test]
-async fn variables_are_told_and_nothing_of_the_users_runs() {
+async fn variables_are_listed_without_running_user_code() {
     if !has_node() {
         return;
     }

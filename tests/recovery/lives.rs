@@ -112,7 +112,7 @@ fn setting(name: &str) -> Option<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_happens_to_sessions_they_are_what_they_should_be() {
+async fn sessions_agree_with_their_model() {
     let seed = setting("LIVES_SEED").unwrap_or_else(|| u64::from(std::process::id()));
     let seconds = setting("LIVES_SECONDS").unwrap_or(SECONDS);
     eprintln!("LIVES_SEED={seed} LIVES_SECONDS={seconds}");

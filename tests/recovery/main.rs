@@ -1,7 +1,7 @@
 //! What is left of everything when the server is killed, and what its successor makes of it.
 
 mod disk;
-mod forgotten;
+mod half_done;
 mod kills;
 mod lives;
 mod network;

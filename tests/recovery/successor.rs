@@ -15,7 +15,7 @@ fn installation() -> Arc<Installation> {
 }
 
 #[tokio::test]
-async fn what_was_printed_while_nobody_listened_is_told_from_any_offset() {
+async fn output_printed_without_a_server_is_read_from_any_offset() {
     let server = installation().serve().await;
     let session = server.session().await;
     let ask = json!({"command": "for i in 1 2 3; do echo line $i; done; \
@@ -57,7 +57,7 @@ async fn a_sandbox_that_died_meanwhile_is_reported_and_not_replaced_in_silence()
 }
 
 #[tokio::test]
-async fn sandboxes_that_nobody_wrote_down_are_reaped() {
+async fn sandboxes_without_a_record_are_removed() {
     let server = Arc::new(Installation::new().env("BELLJAR_POOL", "3")).serve().await;
     eventually("the pool is full", async || server.metric("belljar_pool_ready").await == 3.0).await;
     let kept = server.session().await;

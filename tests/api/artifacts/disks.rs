@@ -36,7 +36,7 @@ async fn a_full_blob_store_costs_no_result_and_no_file() {
 }
 
 #[tokio::test]
-async fn a_full_store_is_tried_again_without_being_told() {
+async fn a_full_store_is_retried_by_itself() {
     let server = on_a_small_disk("blobstore", "size=1m").await;
     let session = server.session().await;
     let store = format!("/proc/{}/root{}", server.pid(), server.path("blobstore").display());

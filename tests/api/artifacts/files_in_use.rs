@@ -28,7 +28,7 @@ async fn a_file_is_taken_once_it_is_closed() {
 }
 
 #[tokio::test]
-async fn a_file_is_left_to_whoever_maps_it() {
+async fn a_mapped_file_is_left_in_place() {
     let server = Server::start().await;
     let session = server.session().await;
     let mapped = "import mmap\nf = open('/session/artifacts/map', 'w+b')\nf.truncate(4)\n\

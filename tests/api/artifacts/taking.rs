@@ -55,7 +55,7 @@ async fn new_and_changed_files_are_taken_and_folders_stay() {
 
 /// What is told once is not told again, not even by a server that was not there then.
 #[tokio::test]
-async fn files_that_stay_are_told_once() {
+async fn files_that_stay_are_reported_once() {
     let server = Server::with(&[("BELLJAR_KEEP_ARTIFACTS", "1")]).await;
     let session = server.session().await;
     assert_eq!(told(&session.leaves("one", "1").await), ["one"]);
@@ -82,7 +82,7 @@ async fn files_that_stay_are_told_once() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_removed_is_told_once() {
+async fn files_that_cannot_be_removed_are_reported_once() {
     let server = Server::start().await;
     let session = server.session().await;
     let stuck = "mkdir artifacts/a; echo 1 > artifacts/a/stuck; chmod 555 artifacts/a";

@@ -42,7 +42,7 @@ async fn an_upload_that_breaks_off_has_failed_and_leaves_nothing() {
 /// Whoever has sent everything and does not wait for the answer may go: it is staged, or has failed,
 /// but is not left in between.
 #[tokio::test]
-async fn whoever_leaves_before_the_answer_leaves_nothing_half_done() {
+async fn a_client_that_leaves_early_leaves_nothing_half_done() {
     let server = serve(&[]).await;
     let session = server.session().await;
     let content = numbered(7, 8 << 20);

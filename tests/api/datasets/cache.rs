@@ -68,7 +68,7 @@ async fn a_hash_that_is_not_that_of_the_content_is_refused() {
 }
 
 #[tokio::test]
-async fn a_body_that_nobody_needs_is_no_trouble() {
+async fn an_unneeded_body_is_accepted() {
     let server = serve(&[]).await;
     let session = server.session().await;
     let content = numbered(3, 6 << 20);

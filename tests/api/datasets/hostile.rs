@@ -57,7 +57,7 @@ async fn folders_that_lead_elsewhere_are_not_followed() {
 
 /// The temporary file is hidden, but code can find it.
 #[tokio::test]
-async fn whoever_meddles_with_what_is_being_written_harms_only_themselves() {
+async fn code_that_interferes_with_an_upload_harms_only_its_own_session() {
     let server = serve(&[]).await;
     let session = server.session().await;
     let code = "import os\nprint('ready', flush=True)\n\

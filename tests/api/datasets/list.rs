@@ -38,7 +38,7 @@ async fn the_list_is_bounded_and_says_so() {
 }
 
 #[tokio::test]
-async fn what_code_has_made_or_removed_is_told_as_it_is() {
+async fn datasets_that_code_made_or_removed_are_listed_as_they_are() {
     let server = serve(&[]).await;
     let session = server.session().await;
     for name in ["kept.csv", "changed.csv", "same_size.csv", "removed.csv"] {

@@ -39,7 +39,7 @@ fn files_below(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[tokio::test]
-async fn a_dataset_is_fetched_once_and_told_apart_from_its_name() {
+async fn a_dataset_is_fetched_once_under_any_name() {
     let origin = Origin::start(|head| match origin::path(head) {
         "/d/q1" => ok("Content-Type: text/csv; charset=utf-8\r\n", TABLE),
         "/d/q2" => ok("Content-Disposition: attachment; filename=\"../../q.csv\"\r\n", TABLE),
@@ -138,7 +138,7 @@ async fn a_source_with_a_tag_is_asked_whether_it_has_changed() {
 }
 
 #[tokio::test]
-async fn whoever_does_not_wait_is_told_later() {
+async fn a_fetch_in_the_background_reports_later() {
     let origin = Origin::start(|head| match origin::path(head) {
         "/d/good.csv" => match ok("", TABLE) {
             Reply::Now(reply) | Reply::Held(reply) => Reply::Held(reply),
@@ -211,7 +211,7 @@ async fn what_goes_wrong_at_a_source_is_said() {
 }
 
 #[tokio::test]
-async fn what_the_source_is_told_nobody_else_is() {
+async fn credentials_of_a_source_go_to_no_other_host() {
     let origin = Origin::start(|head| match origin::path(head) {
         "/d/good.csv" => ok("", TABLE),
         // Some repeat what they were sent.

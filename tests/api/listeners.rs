@@ -1,4 +1,4 @@
-//! Where requests come in: names and origins, sockets, certificates.
+//! Where the server listens: host names and origins, sockets, certificates.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};

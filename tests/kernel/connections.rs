@@ -1,4 +1,4 @@
-//! Several connections to one guest: who joins an execution gets all of it, once.
+//! Several connections to one guest: each that joins an execution gets all of its events, once.
 
 use belljar_proto::exec::Event;
 use belljar_proto::guest::{Call, RefusalCode};

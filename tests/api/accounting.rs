@@ -1,4 +1,4 @@
-//! What is counted, charged and written down.
+//! Usage, quotas and the logs of what was done and refused.
 
 use belljar_engine::audit;
 use serde_json::{Value, json};
@@ -112,7 +112,7 @@ async fn usage_adds_up() {
 }
 
 #[tokio::test]
-async fn whoever_does_something_is_written_down() {
+async fn every_action_is_in_the_audit_log() {
     let installation = Arc::new(Installation::new());
     let key = installation.key(&["--name", "ci", "--tenant", "acme"]);
     let server = installation.serve().await;
@@ -159,7 +159,7 @@ async fn whoever_does_something_is_written_down() {
 }
 
 #[tokio::test]
-async fn code_is_written_down_only_if_asked_for() {
+async fn code_is_in_the_audit_log_only_if_configured() {
     let server = Server::with(&[("BELLJAR_AUDIT_CODE", "1"), ("BELLJAR_LOG_FORMAT", "json")]).await;
     let session = server.session().await;
     session.python("print('auditable')").await;

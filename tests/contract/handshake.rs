@@ -1,5 +1,5 @@
-//! Where the server meets the guest of a container: nobody else gets there, and whoever does all the
-//! same is not taken for the guest.
+//! The handshake between the server and the guest of a container: no other process gets there, and one that does is not
+//! taken for the guest.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -69,7 +69,7 @@ fn converse(mut stream: UnixStream) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn whoever_comes_before_the_guest_learns_nothing() {
+async fn a_process_that_connects_before_the_guest_learns_nothing() {
     let Some(on) = on() else { return };
     let site = on.site(&[]);
     let server = site.serve().await;

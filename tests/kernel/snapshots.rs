@@ -1,5 +1,4 @@
-//! Kernels written down and made again: everything that a kernel remembers is in the other one, and nothing that
-//! either does afterwards reaches the other.
+//! Snapshots of kernels: a kernel made from one remembers everything, and neither sees what the other does afterwards.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

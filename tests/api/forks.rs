@@ -1,4 +1,4 @@
-//! Sessions that branch and go back.
+//! Sessions that are forked and restored to checkpoints.
 
 use serde_json::{Value, json};
 

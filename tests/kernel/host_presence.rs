@@ -1,4 +1,4 @@
-//! How long a sandbox goes on while nobody is connected to it, and what is found by who comes back.
+//! How long a sandbox lives without a connection, and what a client finds that comes back.
 
 use std::time::{Duration, Instant};
 
