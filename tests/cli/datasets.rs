@@ -157,7 +157,7 @@ fn what_cannot_be_uploaded_is_said() {
     exit 125
     --- stdout
     --- stderr
-    belljar: it is larger than 1048576 bytes, which is the most (BELLJAR_DATASET_SIZE)
+    belljar: it is larger than the limit of 1048576 bytes (BELLJAR_DATASET_SIZE)
     ");
     assert_snapshot!(served.call(["datasets", &without]), @r"
     exit 0
@@ -175,7 +175,7 @@ fn what_cannot_be_uploaded_is_said() {
     exit 125
     --- stdout
     --- stderr
-    belljar: the dataset could not be fetched: there is no source for dataset `sales/q1`; BELLJAR_DATASET_SOURCES needs an entry with its name or a prefix of it
+    belljar: failed to fetch the dataset: there is no source for dataset `sales/q1`; add an entry with its name or a prefix of it to BELLJAR_DATASET_SOURCES
     ");
     // Files that seem to be empty are read to their end.
     let told = served.ok(["upload", &id, "/proc/version", "--name", "version"]).stdout();
@@ -326,7 +326,7 @@ fn the_server_fetches_what_its_sources_have() {
     exit 125
     --- stdout
     --- stderr
-    belljar: the dataset could not be fetched: there is no source for dataset `other/q1.csv`; BELLJAR_DATASET_SOURCES needs an entry with its name or a prefix of it
+    belljar: failed to fetch the dataset: there is no source for dataset `other/q1.csv`; add an entry with its name or a prefix of it to BELLJAR_DATASET_SOURCES
     ");
 }
 

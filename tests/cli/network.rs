@@ -50,7 +50,7 @@ fn what_is_no_policy_is_said_to_be_none() {
     exit 2
     --- stdout
     --- stderr
-    error: invalid value '127.1' for '--network <POLICY>': `127.1` is no IPv4 address of four plain numbers
+    error: invalid value '127.1' for '--network <POLICY>': `127.1` is not an IPv4 address of four decimal numbers
 
     For more information, try '--help'.
     ");

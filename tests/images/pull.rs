@@ -102,9 +102,9 @@ fn what_is_not_there_or_not_for_us_is_said() {
     assert!(let_in.stderr().contains("has no such image"), "{let_in}");
 
     let gone = context.call(["image", "pull", "127.0.0.1:1/nobody:1"]);
-    assert!(gone.stderr().contains("failed to ask the registry `127.0.0.1:1`"), "{gone}");
+    assert!(gone.stderr().contains("failed to query the registry `127.0.0.1:1`"), "{gone}");
     let nonsense = context.call(["image", "pull", "Not An Image"]);
-    assert!(nonsense.stderr().contains("names no image"), "{nonsense}");
+    assert!(nonsense.stderr().contains("not the name of an image"), "{nonsense}");
     assert_eq!(context.call(["image", "list", "--json"]).json()["images"], serde_json::json!([]));
 }
 

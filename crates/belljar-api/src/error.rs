@@ -324,6 +324,11 @@ fn from_source(error: &SourceError, message: String) -> ApiError {
     let status = match error {
         SourceError::NoSource { .. } => StatusCode::NOT_FOUND,
         SourceError::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+        // Failures of this server, not of the source.
+        SourceError::Tls(_) | SourceError::Abandoned => {
+            tracing::error!("{message}");
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
         _ if error.code() == "invalid_dataset" => StatusCode::UNPROCESSABLE_ENTITY,
         _ if error.code() == "source_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
         _ => StatusCode::BAD_GATEWAY,
@@ -508,5 +513,33 @@ mod tests {
         }
         let full = std::io::Error::from(ErrorKind::StorageFull);
         assert_eq!(ApiError::from(EngineError::KeepArtifacts(full)).code, "out_of_space");
+    }
+
+    #[test]
+    fn failures_of_datasets_and_the_network_are_500_unless_others_cause_them() {
+        let io_error = || std::io::Error::other("broken");
+        for error in [
+            EngineError::UploadInterrupted,
+            EngineError::KeepDataset(io_error()),
+            EngineError::Network(NetworkError::Authority(io_error())),
+            EngineError::Relay(RuntimeError::UnexpectedAnswer),
+            EngineError::Source(SourceError::Abandoned),
+        ] {
+            let shown = error.to_string();
+            assert_eq!(ApiError::from(error).status, StatusCode::INTERNAL_SERVER_ERROR, "{shown}");
+        }
+        let refused = NetworkError::NotAllowed { rule: "a.test".into() };
+        let missing = NetworkError::NoSecret { secret: "K".into(), origin: "https://h".into() };
+        let id = || "s/a".to_owned();
+        for (error, status) in [
+            (EngineError::Network(refused), 403),
+            (EngineError::Network(missing), 403),
+            (EngineError::Source(SourceError::NoSource { id: id() }), 404),
+            (EngineError::Source(SourceError::InvalidId { id: id(), why: "x".into() }), 422),
+            (EngineError::Source(SourceError::Unconditional304 { origin: id() }), 502),
+        ] {
+            let shown = error.to_string();
+            assert_eq!(ApiError::from(error).status.as_u16(), status, "{shown}");
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! How much may be alive at the same time, in total and per tenant, and how many may sleep. Decided
-//! before anything is built, and given back when the last trace of it is gone.
+//! Admission: limits on sessions, memory and processes, in total and per tenant. Capacity is reserved before a sandbox
+//! is created and returned when it is gone.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -8,18 +8,18 @@ use belljar_runtime::Limits;
 
 use crate::lock;
 
-/// The most of each; `None` is no limit.
+/// Limits; `None` is no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Quota {
     pub sessions: Option<u64>,
-    /// Sessions that are nothing but files.
+    /// Hibernated sessions.
     pub sleeping: Option<u64>,
-    /// Bytes, as the sum of what sandboxes are allowed.
+    /// Bytes: the sum of the sandboxes' limits.
     pub memory: Option<u64>,
     pub pids: Option<u64>,
 }
 
-/// What is in use, or asked for.
+/// Capacity that is in use, or requested.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Load {
     pub sessions: u64,
@@ -28,7 +28,7 @@ pub struct Load {
     pub pids: u64,
 }
 
-/// What there is not enough of, and whose limit says so.
+/// The limit that is reached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no room for another session: {whose} limit of {limit} {what} is reached ({used} in use)")]
 pub struct Full {
@@ -41,7 +41,7 @@ pub struct Full {
 #[derive(Debug, Clone)]
 pub struct Admission {
     total: Quota,
-    /// For each tenant whose key says nothing else.
+    /// For each tenant whose key has no limits of its own.
     each: Quota,
     used: Arc<Mutex<Used>>,
 }
@@ -50,11 +50,12 @@ pub struct Admission {
 struct Used {
     total: Load,
     tenants: HashMap<String, Load>,
-    /// How many each tenant may have asleep, by the last key that it came with: sessions fall asleep when nobody asks.
+    /// The limit of hibernated sessions of each tenant, from the key of its last request: sessions also hibernate without a
+    /// request.
     sleeping: HashMap<String, u64>,
 }
 
-/// Room that was granted; given back when dropped.
+/// Reserved capacity; returned when dropped.
 #[derive(Debug)]
 pub struct Reservation {
     used: Arc<Mutex<Used>>,
@@ -68,7 +69,7 @@ impl Admission {
         Admission { total, each, used: Arc::default() }
     }
 
-    /// Room for one more sandbox with these limits.
+    /// Reserves capacity for a sandbox with these limits.
     pub fn reserve(
         &self,
         tenant: &str,
@@ -82,8 +83,8 @@ impl Admission {
         self.reserve_load(tenant, quota, load)
     }
 
-    /// Room for one more session that sleeps. Whoever asks brings his key's limits; a session that falls asleep by
-    /// itself is bound by those of the key that was used last.
+    /// Reserves capacity for a hibernated session. `asked` is the quota of the client's key; without a client, that of the
+    /// last key applies.
     pub fn reserve_sleep(&self, tenant: &str, asked: Option<Quota>) -> Result<Reservation, Full> {
         let limit = {
             let mut used = lock(&self.used);
@@ -110,21 +111,21 @@ impl Admission {
         Ok(Reservation { used: Arc::clone(&self.used), tenant: tenant.to_owned(), load })
     }
 
-    /// Room for a sandbox that lives already, whatever the limits say now.
+    /// Reserves capacity for a sandbox that exists already, regardless of the limits.
     #[must_use]
     pub fn admit(&self, tenant: &str, limits: &Limits) -> Reservation {
         self.without_limits()
             .reserve(tenant, Quota::default(), limits)
-            .expect("without a limit there is room")
+            .expect("without a limit nothing is refused")
     }
 
-    /// The same for one that sleeps already.
+    /// The same for a session that is hibernated already.
     #[must_use]
     pub fn admit_sleep(&self, tenant: &str) -> Reservation {
         let load = Load { sleeping: 1, ..Load::default() };
         self.without_limits()
             .reserve_load(tenant, Quota::default(), load)
-            .expect("without a limit there is room")
+            .expect("without a limit nothing is refused")
     }
 
     fn without_limits(&self) -> Admission {
@@ -132,7 +133,7 @@ impl Admission {
         Admission { total: none, each: none, used: Arc::clone(&self.used) }
     }
 
-    /// The most of everything, of all tenants.
+    /// The limits of all tenants together.
     #[must_use]
     pub fn total(&self) -> Quota {
         self.total
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lives_already_is_never_refused() {
+    fn existing_sandboxes_are_never_refused() {
         let total = Quota { sessions: Some(0), ..Quota::default() };
         let admission = Admission::new(total, Quota::default());
         let _kept = admission.admit("a", &limits(1 << 40));
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_sleep_are_counted_apart() {
+    fn hibernated_sessions_are_counted_separately() {
         let each = Quota { sleeping: Some(2), ..Quota::default() };
         let admission = Admission::new(Quota::default(), each);
         let one = Quota { sessions: Some(1), sleeping: Some(1), ..Quota::default() };
@@ -232,7 +233,7 @@ mod tests {
         let _asleep = admission.reserve_sleep("a", Some(one)).unwrap();
         let refused = admission.reserve_sleep("a", Some(one)).unwrap_err();
         assert_eq!((refused.what, refused.limit, refused.used), ("sleeping sessions", 1, 1));
-        // By itself too, as long as nobody came with another key.
+        // Without a client too, until a request with another key.
         assert!(admission.reserve_sleep("a", None).is_err());
         let two = [0, 1].map(|_| admission.reserve_sleep("b", None).unwrap());
         assert_eq!(admission.reserve_sleep("b", None).unwrap_err().limit, 2);

@@ -1,4 +1,4 @@
-//! Counters for people who run this: an interface, with a test that each moves.
+//! Metrics for operators. Their names are an interface; a test checks that each one changes.
 
 use std::sync::atomic::AtomicU64;
 
@@ -39,7 +39,7 @@ pub(crate) struct ByWhat {
     pub(crate) what: Name,
 }
 
-/// One of a few names known in advance.
+/// A label value that is known at compile time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Name(pub(crate) &'static str);
 
@@ -53,7 +53,7 @@ impl EncodeLabelValue for Name {
 pub(crate) struct Metrics {
     registry: Registry,
     sessions: Family<ByState, Gauge>,
-    /// How sessions came to be: pool, cold, found, restarted, refused, failed.
+    /// How requests for sessions ended: pool, cold, found, restarted, refused, failed.
     pub(crate) creates: Family<ByHow, Counter>,
     pub(crate) create_seconds: Histogram,
     pub(crate) execs: Family<ByStatus, Counter>,
@@ -61,22 +61,22 @@ pub(crate) struct Metrics {
     pub(crate) runs: Counter,
     pub(crate) oom: Counter,
     pub(crate) dropped_bytes: Counter,
-    /// What became of sessions that an earlier server left: adopted, lost, cleaned.
+    /// Sessions of an earlier server: adopted, lost, cleaned.
     pub(crate) adoptions: Family<ByHow, Counter>,
     pub(crate) expired: Counter,
-    /// Visits of sandboxes elsewhere: reached, refused, failed.
+    /// Network visits of sandboxes: reached, refused, failed.
     pub(crate) visits: Family<ByHow, Counter>,
     pub(crate) network_bytes: Counter,
     pool_ready: Gauge,
     pool_taken: Family<ByHow, Counter<u64, AtomicU64>>,
     queued: Gauge,
-    /// What sandboxes were promised, and the most that the server promises; without a limit, none.
+    /// Capacity that sandboxes have reserved, and its limits, where there are any.
     granted: Family<ByWhat, Gauge>,
     limit: Family<ByWhat, Gauge>,
     pub(crate) artifacts: ArtifactMetrics,
 }
 
-/// Counted where artifacts are taken.
+/// Metrics of the artifact store.
 #[derive(Debug, Clone, Default)]
 pub struct ArtifactMetrics {
     taken: Counter,
@@ -124,75 +124,16 @@ impl Default for Metrics {
             limit: Family::default(),
             artifacts: ArtifactMetrics::default(),
         };
-        let r = &mut metrics.registry;
-        r.register("sessions", "Sessions by state", metrics.sessions.clone());
-        r.register(
-            "creates",
-            "Requests for a session, by how they were met",
-            metrics.creates.clone(),
-        );
-        r.register("create_seconds", "Time to make a session", metrics.create_seconds.clone());
-        r.register("execs", "Executions by status", metrics.execs.clone());
-        r.register(
-            "exec_seconds",
-            "Time from acceptance to end of an execution",
-            metrics.exec_seconds.clone(),
-        );
-        r.register("runs", "Ephemeral runs", metrics.runs.clone());
-        r.register("oom", "Executions ended for want of memory", metrics.oom.clone());
-        r.register(
-            "dropped_output_bytes",
-            "Output beyond its limit",
-            metrics.dropped_bytes.clone(),
-        );
-        r.register(
-            "adoptions",
-            "Sessions left by an earlier server, by what became of them",
-            metrics.adoptions.clone(),
-        );
-        r.register(
-            "sessions_expired",
-            "Sessions that reached their end of life",
-            metrics.expired.clone(),
-        );
-        r.register(
-            "network_visits",
-            "Attempts of sandboxes to reach somebody, by what became of them",
-            metrics.visits.clone(),
-        );
-        r.register(
-            "network_bytes",
-            "Bytes that sandboxes sent and received",
-            metrics.network_bytes.clone(),
-        );
-        r.register("pool_ready", "Warm sandboxes waiting", metrics.pool_ready.clone());
-        r.register(
-            "pool_taken",
-            "Sandboxes asked of the pool: hit, or miss and made cold",
-            metrics.pool_taken.clone(),
-        );
-        r.register("execs_queued", "Executions waiting for their turn", metrics.queued.clone());
-        r.register(
-            "granted",
-            "What living sandboxes may use: sessions, memory_bytes, pids",
-            metrics.granted.clone(),
-        );
-        r.register(
-            "limit",
-            "The most of it that this server grants, where there is a limit",
-            metrics.limit.clone(),
-        );
-        let artifacts = metrics.artifacts.clone();
-        r.register("artifacts", "Artifacts taken", artifacts.taken);
-        r.register("artifact_bytes", "Bytes of artifacts taken", artifacts.bytes);
-        r.register("artifacts_refused", "Files that were not taken", artifacts.refused);
+        metrics.register_sessions();
+        metrics.register_execs();
+        metrics.register_capacity();
         metrics
     }
 }
 
-/// What is counted where it is, at the moment of asking.
+/// Values that are read when the metrics are rendered.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Snapshot {
+pub(crate) struct CurrentValues {
     pub(crate) sessions: [i64; Phase::ALL.len()],
     pub(crate) queued: i64,
     pub(crate) pool_ready: i64,
@@ -204,7 +145,7 @@ pub(crate) struct Snapshot {
 
 impl Metrics {
     /// In the text format that Prometheus reads.
-    pub(crate) fn render(&self, now: Snapshot) -> String {
+    pub(crate) fn render(&self, now: CurrentValues) -> String {
         for (phase, count) in Phase::ALL.into_iter().zip(now.sessions) {
             self.sessions.get_or_create(&ByState { state: Name(phase.name()) }).set(count);
         }
@@ -252,5 +193,74 @@ impl Metrics {
         if outcome.status == belljar_proto::exec::Status::Oom {
             self.oom.inc();
         }
+    }
+
+    fn register_sessions(&mut self) {
+        let registry = &mut self.registry;
+        registry.register("sessions", "Sessions by state", self.sessions.clone());
+        registry.register("creates", "Requests for a session, by outcome", self.creates.clone());
+        registry.register("create_seconds", "Time to make a session", self.create_seconds.clone());
+        registry.register(
+            "adoptions",
+            "Sessions of an earlier server, by outcome",
+            self.adoptions.clone(),
+        );
+        registry.register("sessions_expired", "Sessions that expired", self.expired.clone());
+        registry.register(
+            "network_visits",
+            "Network visits of sandboxes, by outcome",
+            self.visits.clone(),
+        );
+        registry.register(
+            "network_bytes",
+            "Bytes that sandboxes sent and received",
+            self.network_bytes.clone(),
+        );
+    }
+
+    fn register_execs(&mut self) {
+        let registry = &mut self.registry;
+        registry.register("execs", "Executions by status", self.execs.clone());
+        registry.register(
+            "exec_seconds",
+            "Time from acceptance to end of an execution",
+            self.exec_seconds.clone(),
+        );
+        registry.register("runs", "Ephemeral runs", self.runs.clone());
+        registry.register("oom", "Executions that ran out of memory", self.oom.clone());
+        registry.register(
+            "dropped_output_bytes",
+            "Bytes of output beyond the limit",
+            self.dropped_bytes.clone(),
+        );
+        registry.register("execs_queued", "Executions in queues", self.queued.clone());
+    }
+
+    fn register_capacity(&mut self) {
+        let registry = &mut self.registry;
+        registry.register("pool_ready", "Warm sandboxes in the pool", self.pool_ready.clone());
+        registry.register(
+            "pool_taken",
+            "Sandboxes requested from the pool: hit or miss",
+            self.pool_taken.clone(),
+        );
+        registry.register(
+            "granted",
+            "Capacity that sandboxes have reserved: sessions, memory_bytes, pids",
+            self.granted.clone(),
+        );
+        registry.register(
+            "limit",
+            "The limit of this capacity, where there is one",
+            self.limit.clone(),
+        );
+        let artifacts = self.artifacts.clone();
+        registry.register("artifacts", "Artifacts stored", artifacts.taken);
+        registry.register("artifact_bytes", "Bytes of artifacts stored", artifacts.bytes);
+        registry.register(
+            "artifacts_refused",
+            "Files that were not accepted as artifacts",
+            artifacts.refused,
+        );
     }
 }

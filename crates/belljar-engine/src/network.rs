@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use belljar_network::{Connections, Serving};
+use belljar_network::{Connections, Serving, serve};
 pub use belljar_network::{
     Dns, Injection, Network, NetworkError, Outcome, Policy, Secrets, Totals, Traffic, Visit,
     VisitListener,
@@ -25,7 +25,7 @@ pub(crate) async fn attach(
     }
     let certificates = network.certificates(policy).await?;
     let relay = link.relay(certificates.as_bytes()).await.map_err(EngineError::Relay)?;
-    Ok(Some(network.serve(policy, traffic, Relayed(relay))))
+    Ok(Some(serve(network, policy, traffic, Relayed(relay))))
 }
 
 struct Relayed(Relay);

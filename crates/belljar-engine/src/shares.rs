@@ -1,4 +1,4 @@
-//! Permits by name: how much of something each tenant, or each session, may have at the same time.
+//! Semaphores by name: the same number of permits for each tenant, or for each session.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -7,11 +7,11 @@ use tokio::sync::Semaphore;
 
 use crate::lock;
 
-/// The same number of permits for everybody who has a name.
+/// Semaphores with the same number of permits for each name.
 #[derive(Debug)]
 pub struct Shares {
     most: usize,
-    /// Only of those who hold, or wait for, a permit: whoever has none starts from all of them.
+    /// Only those that are in use; others are created when needed.
     named: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
@@ -21,17 +21,17 @@ impl Shares {
         Shares { most, named: Mutex::default() }
     }
 
-    /// How many permits each has.
+    /// Permits per name.
     #[must_use]
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// The permits of this one. Whoever waits for one, or has one, must hold this.
+    /// The semaphore of this name. Hold it, or an owned permit of it, while it is in use.
     #[must_use]
     pub fn of(&self, name: &str) -> Arc<Semaphore> {
         let mut named = lock(&self.named);
-        // An owned permit holds its semaphore.
+        // An owned permit holds its semaphore, so the count shows whether it is in use.
         named.retain(|known, share| known == name || Arc::strong_count(share) > 1);
         let share = named.entry(name.to_owned());
         Arc::clone(share.or_insert_with(|| Arc::new(Semaphore::new(self.most))))
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_has_their_own_and_nothing_is_kept_of_who_has_none() {
+    fn each_name_has_its_own_permits_and_unused_ones_are_removed() {
         let shares = Shares::new(2);
         let first = shares.of("a").try_acquire_owned().unwrap();
         let second = shares.of("a").try_acquire_owned().unwrap();

@@ -1,9 +1,8 @@
-//! Tickets: who has one may open one terminal of one session, once and soon, without a key of their
-//! own. They are for pages in browsers, which cannot show a key where a WebSocket begins and should not
-//! have one.
+//! Tickets: single-use tokens that open a terminal of one session without an API key. They are for pages in browsers,
+//! which cannot send a key with a WebSocket and should not have one.
 //!
-//! A ticket is random and stands in no list but this one, in memory and as a hash: it ends with its use,
-//! with its time, with the key that it was asked for with, and with the server.
+//! A ticket is random, and only its hash is kept, in memory. It ends with its use, after [`TICKET_LIFE`], with the key
+//! that it was requested with, and with the server.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -15,10 +14,10 @@ use sha2::{Digest, Sha256};
 use crate::lock;
 use crate::principal::Principal;
 
-/// From being asked for by one program to being shown by another.
+/// How long a ticket is valid.
 pub const TICKET_LIFE: Duration = Duration::from_secs(60);
 
-/// Tickets of one tenant that were not used yet.
+/// Unused tickets of one tenant.
 const MAX_TICKETS: usize = 256;
 
 #[derive(Debug, Default)]
@@ -32,10 +31,10 @@ struct Ticket {
 }
 
 impl Tickets {
-    /// A ticket for a session; `None` if this tenant has too many that were not used.
+    /// Issues a ticket for a session; `None` if this tenant has too many unused ones.
     pub fn issue(&self, who: &Principal, session: &str, now: Instant) -> Option<String> {
         let mut tickets = lock(&self.0);
-        tickets.retain(|_, ticket| is_good(ticket, now));
+        tickets.retain(|_, ticket| is_valid(ticket, now));
         if tickets.values().filter(|ticket| ticket.who.tenant == who.tenant).count() >= MAX_TICKETS
         {
             return None;
@@ -46,14 +45,14 @@ impl Tickets {
         Some(secret)
     }
 
-    /// On whose behalf the holder of this ticket comes, who has it no more.
+    /// Redeems a ticket and returns its principal.
     pub fn redeem(&self, secret: &str, session: &str, now: Instant) -> Option<Principal> {
         let ticket = lock(&self.0).remove(&hash(secret))?;
-        (is_good(&ticket, now) && ticket.session == session).then_some(ticket.who)
+        (is_valid(&ticket, now) && ticket.session == session).then_some(ticket.who)
     }
 }
 
-fn is_good(ticket: &Ticket, now: Instant) -> bool {
+fn is_valid(ticket: &Ticket, now: Instant) -> bool {
     now.saturating_duration_since(ticket.issued) < TICKET_LIFE
 }
 
@@ -66,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ticket_is_good_once_soon_and_for_one_session() {
+    fn a_ticket_is_valid_once_for_a_short_time_and_for_one_session() {
         let (tickets, now) = (Tickets::default(), Instant::now());
         let who = Principal { tenant: "a".into(), ..Principal::default() };
         let issue = || tickets.issue(&who, "ses_1", now).unwrap();
@@ -78,7 +77,7 @@ mod tests {
         assert_eq!(
             tickets.redeem(&ticket, "ses_1", now),
             None,
-            "shown in the wrong place, it is gone"
+            "a ticket used for another session is gone"
         );
         assert_eq!(tickets.redeem(&issue(), "ses_1", now + TICKET_LIFE), None, "too late");
         assert_eq!(tickets.redeem("", "ses_1", now), None);
@@ -86,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn tickets_that_nobody_uses_are_bounded_and_forgotten() {
+    fn unused_tickets_are_bounded_and_removed() {
         let (tickets, now) = (Tickets::default(), Instant::now());
         let who = |tenant: &str| Principal { tenant: tenant.into(), ..Principal::default() };
         for _ in 0..MAX_TICKETS {

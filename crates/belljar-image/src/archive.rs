@@ -1,4 +1,4 @@
-//! Reading tar archives that somebody else wrote.
+//! Reads untrusted tar archives.
 //!
 //! Heads are parsed by the `tar` crate, one block at a time; what goes beyond a block (long names,
 //! attributes, files with holes) is read here, within bounds: an archive cannot make us hold more
@@ -24,7 +24,7 @@ pub(crate) enum Kind {
 }
 
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct ArchiveEntry {
     /// As the archive has it.
     pub(crate) path: Vec<u8>,
     pub(crate) kind: Kind,
@@ -42,7 +42,7 @@ pub(crate) struct Entry {
 #[derive(Debug)]
 pub(crate) struct Reader<R> {
     inner: R,
-    /// Bytes of the current entry that nobody has read yet, and what fills its last block.
+    /// Unread bytes of the current entry, and the padding of its last block.
     left: u64,
     padding: u64,
     at_end: bool,
@@ -69,13 +69,13 @@ impl<R: Read> Reader<R> {
         Reader { inner, left: 0, padding: 0, at_end: false }
     }
 
-    /// Whatever is behind the archive.
+    /// The bytes after the archive.
     pub(crate) fn into_inner(self) -> R {
         self.inner
     }
 
     /// The next entry; what was not read of the one before is passed over.
-    pub(crate) fn next_entry(&mut self) -> Result<Option<Entry>, ImageError> {
+    pub(crate) fn next_entry(&mut self) -> Result<Option<ArchiveEntry>, ImageError> {
         let mut extension = Extension::default();
         loop {
             self.skip(self.left + self.padding)?;
@@ -105,7 +105,7 @@ impl<R: Read> Reader<R> {
     /// Writes the bytes of the current entry, holes left out where the file has them.
     pub(crate) fn copy_to(
         &mut self,
-        entry: &Entry,
+        entry: &ArchiveEntry,
         file: &mut (impl io::Write + io::Seek),
     ) -> Result<(), ImageError> {
         let failed = |cause| ImageError::Entry { path: show(&entry.path), cause };
@@ -174,7 +174,7 @@ impl<R: Read> Reader<R> {
         header: &tar::Header,
         kind: u8,
         extension: Extension,
-    ) -> Result<Entry, ImageError> {
+    ) -> Result<ArchiveEntry, ImageError> {
         let mut path = extension.path.unwrap_or_else(|| header.path_bytes().into_owned());
         let link = || {
             let own = header.link_name_bytes().map(std::borrow::Cow::into_owned);
@@ -214,7 +214,7 @@ impl<R: Read> Reader<R> {
         while path.ends_with(b"/") {
             path.pop();
         }
-        Ok(Entry {
+        Ok(ArchiveEntry {
             path,
             kind,
             mode: header.mode().map_err(|error| damaged(&error))?,

@@ -1,4 +1,4 @@
-//! What can go wrong with an image. Each says what was tried; the cause is its source.
+//! Errors of images.
 
 use std::io;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ pub enum ImageError {
     TooMuch(String),
     #[error("this kind of image is not supported: {0}")]
     Unsupported(String),
-    #[error("failed to understand the {what} of the image")]
+    #[error("failed to parse the {what} of the image")]
     Document {
         what: &'static str,
         #[source]
@@ -48,13 +48,13 @@ pub enum ImageError {
     Digest { what: String, expected: OciDigest, found: OciDigest },
     #[error(transparent)]
     NotADigest(#[from] NotAnOciDigest),
-    #[error("the image is not for this machine: it should be {wanted}, and there is {has}")]
+    #[error("the image is not for this machine, which needs {wanted}: it has {has}")]
     Platform { wanted: String, has: String },
     #[error("the image is incomplete: {0} is missing")]
     Incomplete(String),
     #[error("the registry refused: {message}{hint}")]
     Registry { message: String, hint: &'static str },
-    #[error("failed to ask the registry `{registry}`")]
+    #[error("failed to query the registry `{registry}`")]
     Unreachable {
         registry: String,
         #[source]
@@ -69,7 +69,7 @@ pub enum ImageError {
 }
 
 impl ImageError {
-    /// For `map_err`: what happened to a file of ours.
+    /// For `map_err`: an error of a file in the store.
     pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> ImageError {
         let path = path.into();
         move |cause| ImageError::File { path, cause }

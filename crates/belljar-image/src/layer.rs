@@ -1,4 +1,4 @@
-//! The bytes of a layer: decompressed, whatever they were compressed with, and watched on the way.
+//! Decompresses a layer, and limits and hashes it on the way.
 
 use std::cell::Cell;
 use std::io::{self, BufRead, BufReader, Read};
@@ -60,10 +60,10 @@ pub(crate) fn open<'a>(
             Box::new(Zstd { frame: FrameDecoder::new(), is_in_frame: false, packed })
         }
     };
-    Ok((Box::new(Watched { inner, taken, given: 0, budget }), compression))
+    Ok((Box::new(LimitedReader { inner, taken, given: 0, budget }), compression))
 }
 
-/// Somebody tries to fill our disk.
+/// The error for an archive that would fill the disk.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Exceeded(String);
@@ -92,14 +92,14 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-struct Watched<R> {
+struct LimitedReader<R> {
     inner: R,
     taken: Rc<Cell<u64>>,
     given: u64,
     budget: u64,
 }
 
-impl<R: Read> Read for Watched<R> {
+impl<R: Read> Read for LimitedReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(buffer)?;
         self.given += n as u64;

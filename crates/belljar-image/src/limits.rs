@@ -1,6 +1,6 @@
-//! What an image may be at most. An archive says what it likes; these are compared with what comes.
+//! Limits for images. They apply to the actual content, not to what an archive declares.
 
-/// The bounds of unpacking one image.
+/// Limits for unpacking one image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnpackLimits {
     /// Bytes of all files of all layers together.
@@ -20,23 +20,22 @@ impl Default for UnpackLimits {
     }
 }
 
-/// Bytes of a path, and of where a link leads: what the system takes.
+/// Bytes of a path and of a link's target; the system's limit.
 pub(crate) const MAX_PATH: usize = 4095;
 
 /// Bytes of one name in a path.
 pub(crate) const MAX_NAME: usize = 255;
 
-/// How many directories deep a path may lead.
+/// The depth of a path.
 pub(crate) const MAX_DEPTH: usize = 256;
 
-/// How much more a layer may be than what came over the wire. Real ones reach 10; gzip itself
-/// 1000, with nothing but zeros.
+/// The largest compression ratio of a layer. Real layers reach 10; gzip reaches 1000 with zeros.
 pub(crate) const MAX_RATIO: u64 = 200;
 
-/// Below this nobody is hurt, whatever the ratio.
+/// Up to this size the ratio is not checked.
 pub(crate) const RATIO_MATTERS: u64 = 64 << 20;
 
-/// Bytes of a manifest, an index or a configuration. They are held in memory.
+/// Bytes of a manifest, an index or a configuration, which are kept in memory.
 pub(crate) const MAX_DOCUMENT: u64 = 4 << 20;
 
 /// Layers of an image; container engines stop at 127.
@@ -45,10 +44,10 @@ pub(crate) const MAX_LAYERS: usize = 512;
 /// Files of an archive that holds an image (not of the image).
 pub(crate) const MAX_ARCHIVE_FILES: usize = 8192;
 
-/// Bytes of the head of an entry that does not fit into one block: long names and attributes.
+/// Bytes of an extended header: long names and attributes.
 pub(crate) const MAX_EXTENSION: u64 = 1 << 20;
 
-/// Pieces of one file with holes.
+/// Segments of a sparse file.
 pub(crate) const MAX_SPARSE_PIECES: usize = 65_536;
 
 /// Bytes of paths that are remembered while one layer is unpacked. Two million short ones fit. Tests

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The machine's own `/usr`, which is no image of ours.
+/// The machine's own `/usr`, which is not an image of the store.
 pub const HOST: &str = "host";
 
 /// Long enough for any registry, short enough for a file name once it is escaped.
@@ -33,8 +33,7 @@ impl Name {
         &self.0
     }
 
-    /// Its name as a file: only letters, digits and a few signs, and never one that starts with a
-    /// dot.
+    /// The name of its file: letters, digits and a few signs, not beginning with a dot.
     #[must_use]
     pub(crate) fn file_name(&self) -> String {
         self.0.replace('/', "%2F").replace(':', "%3A").replace('@', "%40") + ".json"
@@ -44,7 +43,7 @@ impl Name {
 impl FromStr for Name {
     type Err = BadName;
 
-    /// Without a tag, `latest` is meant, as everywhere.
+    /// The tag is `latest` if there is none.
     fn from_str(text: &str) -> Result<Name, BadName> {
         if text == HOST {
             return Err(BadName::Host);

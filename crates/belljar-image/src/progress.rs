@@ -1,18 +1,18 @@
-//! How far something is, for whoever watches.
+//! Progress of long operations.
 
-/// Told about work that takes its time. One thing at a time; the next one ends the one before.
+/// Receives the progress of one operation at a time; a new one ends the one before.
 pub trait Progress {
-    /// Something begins, of so many bytes if that is known.
+    /// An operation begins, with its size in bytes if it is known.
     fn begin(&self, what: &str, total: Option<u64>);
-    /// So many bytes of it are done.
+    /// The number of bytes that are done.
     fn at(&self, bytes: u64);
-    /// A line of what a program says about its work.
+    /// A line of a program's output.
     fn detail(&self, line: &str);
-    /// Something that people should read.
+    /// A message for the user.
     fn say(&self, text: &str);
 }
 
-/// Nobody watches.
+/// Ignores progress.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 

@@ -1,5 +1,5 @@
-//! What every root file system must have before it can be the root of a sandbox: places that
-//! something is mounted on. A root is mounted read-only, so they are made when it is unpacked.
+//! Creates the mount points that the root of a sandbox needs. A root is mounted read-only, so they are created when it
+//! is unpacked.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +9,7 @@ use belljar_sys::rootfs::{Rootfs, Standing};
 
 use crate::ImageError;
 
-/// Directories at the top that others are mounted on; whatever else is there goes.
+/// Top-level mount points; other files with these names are removed.
 const MOUNTED_OVER: [&str; 7] = ["dev", "proc", "sys", "tmp", "session", "data", VOLUMES];
 
 const VOLUMES: &str = "volumes";
@@ -100,7 +100,7 @@ pub(crate) fn find_python(root: &Rootfs, path: &str) -> Result<Option<String>, I
     Ok(None)
 }
 
-/// Names at the top of something that is a root file system and no image around one.
+/// Top-level names by which a root file system is told from an image archive.
 pub(crate) fn looks_like_root(name: &[u8]) -> bool {
     let name = OsStr::from_bytes(name);
     ["bin", "etc", "usr", "lib", "sbin", "var", "dev", "proc"].iter().any(|known| name == *known)

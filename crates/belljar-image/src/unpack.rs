@@ -1,9 +1,9 @@
-//! Layers become a root file system, one on top of the other.
+//! Unpacks layers, one on top of the other, into a root file system.
 //!
-//! An archive is somebody else's word. No path leads out of the root, whatever links came before
-//! ([`belljar_sys::rootfs`]); devices and pipes are left out and counted; set-user-id bits, extended
-//! attributes and owners are dropped: everything belongs to whoever unpacks, is mounted read-only
-//! and without set-user-id, and nobody in a sandbox is one of those owners.
+//! Archives are untrusted. No path leads out of the root, not even through links ([`belljar_sys::rootfs`]); devices
+//! and pipes are skipped and counted; set-user-id bits, extended attributes and owners are dropped. All files belong
+//! to the user that unpacks, and are mounted read-only and without set-user-id. Code in a sandbox never runs as that
+//! user.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -14,12 +14,12 @@ use std::path::{Path, PathBuf};
 use belljar_sys::rootfs::{self, Rootfs, Standing};
 use serde::{Deserialize, Serialize};
 
-use crate::archive::{Entry, Kind, Reader, show};
+use crate::archive::{ArchiveEntry, Kind, Reader, show};
 use crate::{ImageError, UnpackLimits, limits};
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// Notes of a file system that nobody uses any more.
+/// Metadata files of aufs, an obsolete file system.
 const WHITEOUT_INTERNAL: &[u8] = b".wh..wh.";
 
 /// What unpacking came to.
@@ -87,7 +87,7 @@ struct Layer<'a> {
     own: HashSet<PathBuf>,
     /// Directories in which nothing of lower layers is left.
     cleared: HashSet<PathBuf>,
-    /// Their times are set last: whatever is put into them changes those.
+    /// Their times are set last, because creating files in them changes the times.
     directories: Vec<(PathBuf, u64)>,
     /// Bytes that the paths of all three take.
     remembered: usize,
@@ -145,7 +145,7 @@ impl<'a> Layer<'a> {
 
     fn place<R: Read>(
         &mut self,
-        entry: &Entry,
+        entry: &ArchiveEntry,
         path: PathBuf,
         reader: &mut Reader<R>,
     ) -> Result<(), ImageError> {
@@ -187,15 +187,15 @@ impl<'a> Layer<'a> {
 
     fn finish(self) {
         for (path, modified) in self.directories.iter().rev() {
-            // Gone again, or not ours to change: nobody depends on it enough.
+            // A later layer may have removed it, and a wrong time does no harm.
             let _ = self.root.set_modified(path, *modified);
         }
     }
 }
 
-/// Permissions without set-user-id and the like. Owners are dropped, so what an owner other than
-/// root could do, everybody must be able to: an image made for some user would be closed to it.
-fn mode(entry: &Entry) -> u32 {
+/// Permissions without set-user-id and similar bits. Owners are dropped, so all users get the permissions of an owner
+/// other than root: otherwise that user could not use its own files.
+fn mode(entry: &ArchiveEntry) -> u32 {
     let mode = entry.mode & 0o1777;
     if entry.uid == 0 { mode } else { mode | (mode >> 6 & 0o7) }
 }

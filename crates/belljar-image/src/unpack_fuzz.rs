@@ -1,5 +1,4 @@
-//! Whatever somebody calls a layer, or an image: nothing outside of the root is touched, nobody panics,
-//! and memory stays within bounds.
+//! Fuzzes layers and images: nothing outside the root changes, nothing panics, and memory stays within limits.
 
 use std::io::Write as _;
 

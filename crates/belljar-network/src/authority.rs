@@ -17,7 +17,7 @@ use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::host::Host;
+use crate::host::Host;
 use crate::lock;
 
 /// How long the certificate of an authority is valid; it lives as long as the server's state.

@@ -34,9 +34,10 @@ mod tests;
 mod traffic;
 
 pub use error::NetworkError;
-pub use network::{Connections, Network, Serving};
+pub use network::Network;
 pub use outbound::{Dns, Resolver};
 pub use policy::{Injection, Policy};
+pub use proxy::{Connections, Serving, serve};
 pub use secrets::Secrets;
 pub use traffic::{Outcome, Totals, Traffic, Visit, VisitListener};
 

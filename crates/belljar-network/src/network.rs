@@ -1,4 +1,4 @@
-//! The network of one server, and the proxies of its sandboxes.
+//! The network of one server: its ceiling, secrets and certificates, which all proxies share.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,16 +7,13 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use belljar_proto::relay::MAX_STREAMS;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OnceCell;
-use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
 use crate::authority::Authority;
-use crate::outbound::{self, Dns, Resolver};
+use crate::outbound::{self, Dns};
 use crate::traffic::{Traffic, VisitListener};
-use crate::{NetworkError, Policy, Secrets, proxy};
+use crate::{NetworkError, Policy, Secrets};
 
 /// The network that this server gives to sandboxes.
 pub struct Network {
@@ -31,7 +28,7 @@ pub struct Network {
     /// The certificates that this machine trusts, for the proxy and, in PEM, for sandboxes.
     pub(crate) tls: OnceCell<TlsConnector>,
     certificates: OnceCell<String>,
-    dns: Arc<Dns>,
+    pub(crate) dns: Arc<Dns>,
     pub(crate) timeouts: Timeouts,
 }
 
@@ -114,22 +111,6 @@ impl Network {
         self.bundle(policy).await.map_err(NetworkError::Authority)
     }
 
-    /// Serves the proxy on the connections of one sandbox, until the result is dropped.
-    pub fn serve(
-        self: &Arc<Self>,
-        policy: &Policy,
-        traffic: &Arc<Traffic>,
-        connections: impl Connections,
-    ) -> Serving {
-        let egress = Arc::new(Egress {
-            network: Arc::clone(self),
-            policy: policy.clone(),
-            traffic: Arc::clone(traffic),
-            resolver: Resolver::new(Arc::clone(&self.dns)),
-        });
-        Serving(tokio::spawn(serve_all(egress, connections)))
-    }
-
     /// The certificates of this machine and of our own authority.
     pub(crate) async fn bundle(&self, policy: &Policy) -> io::Result<String> {
         let known = self.certificates.get_or_init(certificates_in_pem).await;
@@ -152,55 +133,6 @@ impl Network {
 
     pub(crate) async fn tls(&self) -> io::Result<&TlsConnector> {
         self.tls.get_or_try_init(outbound::system_tls).await.map_err(io::Error::other)
-    }
-}
-
-/// The proxy of one sandbox.
-#[derive(Debug)]
-pub(crate) struct Egress {
-    pub(crate) network: Arc<Network>,
-    pub(crate) policy: Policy,
-    pub(crate) traffic: Arc<Traffic>,
-    /// Its own, so that slow names of one sandbox do not delay others.
-    pub(crate) resolver: Resolver,
-}
-
-/// Connections that code in one sandbox opens to the proxy.
-pub trait Connections: Send + 'static {
-    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
-
-    /// The next connection; `None` when there will be no more.
-    fn next(&mut self) -> impl Future<Output = Option<Self::Stream>> + Send;
-}
-
-/// A running proxy; dropping it closes its connections.
-#[derive(Debug)]
-#[must_use = "dropping it stops the proxy"]
-pub struct Serving(tokio::task::JoinHandle<()>);
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-/// Connections of one sandbox that are served at the same time. There can be more than are relayed: a client
-/// that disconnects ends its relayed connection at once, and the request to the host later.
-const MAX_SERVED: usize = 4 * MAX_STREAMS;
-
-async fn serve_all(egress: Arc<Egress>, mut connections: impl Connections) {
-    // Dropping the set ends them all.
-    let mut serving = JoinSet::new();
-    loop {
-        tokio::select! {
-            stream = connections.next(), if serving.len() < MAX_SERVED => match stream {
-                Some(stream) => {
-                    serving.spawn(proxy::serve(Arc::clone(&egress), stream));
-                }
-                None => return,
-            },
-            Some(_) = serving.join_next() => {}
-        }
     }
 }
 

@@ -10,12 +10,11 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use hyper::header::HeaderName;
+use hyper::header::{self, HeaderName};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::host::{Host, Target, split_port};
-use super::secrets::is_reserved;
+use crate::host::{Host, Target, split_port};
 use crate::outbound::address::{Reach, reach};
 
 /// Limits of one policy.
@@ -27,6 +26,20 @@ const WEB: [u16; 2] = [80, 443];
 
 /// Excluded from "every port", so that sandboxes cannot send spam from this address.
 const MAIL: [u16; 4] = [25, 465, 587, 2525];
+
+/// Headers that the proxy sets itself, or that change where a request ends.
+const RESERVED: &[HeaderName] = &[
+    header::HOST,
+    header::CONNECTION,
+    header::CONTENT_LENGTH,
+    header::TRANSFER_ENCODING,
+    header::TE,
+    header::TRAILER,
+    header::UPGRADE,
+    header::EXPECT,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+];
 
 /// Which hosts code in a sandbox may connect to; by default, none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -254,7 +267,7 @@ impl TryFrom<InjectionJson> for Injection {
         let header: HeaderName = written.header.parse().map_err(|_| {
             wrong(&format!("`{}`", written.header.escape_debug()), "is not a header name")
         })?;
-        if is_reserved(&header) {
+        if RESERVED.contains(&header) {
             return Err(wrong(
                 &format!("header `{header}`"),
                 "cannot be injected: the proxy sets it",

@@ -5,32 +5,13 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::header::HeaderValue;
 use serde_json::{Map, Value};
 
 use crate::host::Target;
 use crate::outbound::HttpUrl;
 use crate::policy::Injection;
 use crate::{NetworkError, setting};
-
-/// Headers that the proxy sets itself, or that change where a request ends.
-const RESERVED: &[HeaderName] = &[
-    header::HOST,
-    header::CONNECTION,
-    header::CONTENT_LENGTH,
-    header::TRANSFER_ENCODING,
-    header::TE,
-    header::TRAILER,
-    header::UPGRADE,
-    header::EXPECT,
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-];
-
-/// Whether this header cannot be injected.
-pub(crate) fn is_reserved(header: &HeaderName) -> bool {
-    RESERVED.contains(header)
-}
 
 /// All secrets of this server, by name.
 #[derive(Default, Clone)]

@@ -1,5 +1,4 @@
-//! The proxy, its clients and whom they want to reach, all in one process: what clients say is
-//! written out byte by byte.
+//! The proxy, its clients and the sites in one process. Requests are written byte by byte.
 
 mod fuzz;
 
@@ -20,11 +19,12 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use super::*;
 use crate::authority::Authority;
 use crate::lock;
-use crate::network::{Egress, Timeouts};
+use crate::network::Timeouts;
+use crate::proxy::Egress;
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// Answers every request with what it was asked, and counts who came.
+/// A site that counts its connections.
 struct Site {
     port: u16,
     came: Arc<AtomicUsize>,
@@ -32,8 +32,8 @@ struct Site {
 }
 
 impl Site {
-    /// What one connection says is given to `answer` as it comes; its answer ends the connection
-    /// unless it is empty.
+    /// Calls `answer` with all bytes of a connection whenever some come. Its result, unless empty, is sent and ends the
+    /// connection.
     async fn start(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Site {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -51,7 +51,7 @@ impl Site {
         Site { port, came, _task: task }
     }
 
-    /// One that shows what it was asked.
+    /// A site that answers with the request.
     async fn mirror() -> Site {
         Site::start(|asked| match whole(asked) {
             true => format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{asked}", asked.len()),
@@ -65,7 +65,7 @@ impl Site {
     }
 }
 
-/// Whether a request has come to its end, as far as it says where that is.
+/// Whether a request is complete.
 fn whole(asked: &str) -> bool {
     let Some((head, body)) = asked.split_once("\r\n\r\n") else { return false };
     let head = head.to_ascii_lowercase();
@@ -93,7 +93,7 @@ async fn converse(mut stream: TcpStream, answer: Arc<impl Fn(&str) -> String>) {
     }
 }
 
-/// A proxy with a policy, for whom these names lead to loopback: `site.test`, `other.test`.
+/// A proxy with a policy, for which `site.test` and `other.test` resolve to loopback.
 struct Proxy {
     network: Network,
     resolver: Resolver,
@@ -146,17 +146,17 @@ impl Proxy {
 impl Listening {
     fn connect(&self) -> DuplexStream {
         let (near, far) = tokio::io::duplex(1 << 16);
-        tokio::spawn(proxy::serve(Arc::clone(&self.egress), far));
+        tokio::spawn(proxy::serve_connection(Arc::clone(&self.egress), far));
         near
     }
 
-    /// Says something, has nothing more to say, and hears everything.
+    /// Sends bytes, closes the sending side, and returns the whole answer.
     async fn say(&self, bytes: impl AsRef<[u8]>) -> String {
         let mut client = self.connect();
-        // It may be refused before it has said everything.
+        // It may be refused before everything is sent.
         let _ = client.write_all(bytes.as_ref()).await;
         let _ = client.shutdown().await;
-        heard(&mut client).await
+        read_all(&mut client).await
     }
 
     async fn last(&self) -> Visit {
@@ -170,7 +170,7 @@ impl Listening {
     }
 }
 
-async fn heard(client: &mut (impl AsyncReadExt + Unpin)) -> String {
+async fn read_all(client: &mut (impl AsyncReadExt + Unpin)) -> String {
     let mut said = Vec::new();
     timeout(SOON, client.read_to_end(&mut said)).await.expect("an end").unwrap();
     String::from_utf8_lossy(&said).into_owned()
@@ -181,7 +181,7 @@ fn status(said: &str) -> u16 {
 }
 
 #[tokio::test]
-async fn a_request_goes_on_without_what_is_between_neighbours() {
+async fn a_request_is_forwarded_without_hop_by_hop_headers() {
     let site = Site::mirror().await;
     let port = site.port;
     let proxy = proxy(&format!("site.test:{port} 127.0.0.1:{port}")).start();
@@ -211,12 +211,12 @@ async fn a_request_goes_on_without_what_is_between_neighbours() {
 }
 
 #[tokio::test]
-async fn who_is_not_listed_is_never_connected_to() {
+async fn hosts_that_are_not_listed_are_never_connected_to() {
     let site = Site::mirror().await;
     let port = site.port;
     let proxy = proxy(&format!("site.test:{port} both.test:{port} 8.8.8.8:{port}")).start();
     for (line, code, why) in [
-        // Names that lead to loopback are not addresses on the list.
+        // Names that resolve to loopback; the address is not listed.
         (format!("GET http://site.test:{port}/ HTTP/1.1"), 403, "has a loopback address"),
         (format!("CONNECT site.test:{port} HTTP/1.1"), 403, "has a loopback address"),
         (format!("CONNECT both.test:{port} HTTP/1.1"), 403, "has a loopback address"),
@@ -229,7 +229,7 @@ async fn who_is_not_listed_is_never_connected_to() {
         (format!("CONNECT site.test.evil.test:{port} HTTP/1.1"), 403, "not allowed"),
         ("CONNECT site.test:443 HTTP/1.1".into(), 403, "not allowed"),
         ("CONNECT site.test:25 HTTP/1.1".into(), 403, "not allowed"),
-        // Forms that others might read as an address, or another host.
+        // Forms that other programs may read as an address, or as another host.
         (format!("GET http://127.1:{port}/ HTTP/1.1"), 400, "four decimal numbers"),
         (format!("GET http://0177.0.0.1:{port}/ HTTP/1.1"), 400, "four decimal numbers"),
         (format!("GET http://0x7f000001:{port}/ HTTP/1.1"), 400, "four decimal numbers"),
@@ -246,7 +246,7 @@ async fn who_is_not_listed_is_never_connected_to() {
         ("GET http://site.test:0/ HTTP/1.1".into(), 400, ""),
         ("GET http://site.test:99999/ HTTP/1.1".into(), 400, ""),
         ("CONNECT site.test HTTP/1.1".into(), 400, ""),
-        // Ways that are none.
+        // Requests that a proxy does not serve.
         ("GET / HTTP/1.1".into(), 400, "absolute URL"),
         ("OPTIONS * HTTP/1.1".into(), 400, "absolute URL"),
         (format!("GET https://site.test:{port}/ HTTP/1.1"), 400, "CONNECT"),
@@ -284,7 +284,7 @@ async fn near_addresses_are_refused_in_every_disguise() {
         {
             let said = proxy.say(format!("{request}\r\nHost: {host}\r\n\r\n")).await;
             assert!(status(&said) == 403 && said.contains(kind), "{request}: {said}");
-            // What the DNS here knows is nobody's business inside.
+            // Code in the sandbox must not learn the addresses.
             assert!(!said.contains("169.254") && !said.contains("10.0.0.1"), "{said}");
         }
     }
@@ -298,11 +298,11 @@ async fn near_addresses_are_refused_in_every_disguise() {
     }
 }
 
-/// A public address that this machine gets in the test below, and somebody beside it.
+/// A public address that this machine gets in the test below, and one of its network.
 const OWN: &str = "9.9.9.9";
 const NEIGHBOUR: &str = "9.9.7.1";
 
-/// In a network of its own, which this thread and its sockets have and nobody else.
+/// Runs in a network namespace of this thread's own.
 #[test]
 fn public_addresses_of_this_machine_and_its_neighbours_are_near() {
     if !belljar_sys::privileges::is_root() {
@@ -327,7 +327,7 @@ async fn reach_this_machine() {
     let listener = TcpListener::bind((OWN, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let connect = |host: &str| format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: x\r\n\r\n");
-    // A name that leads here is on the list; the address is not.
+    // A name that resolves to this machine is listed; the address is not.
     for policy in ["open".to_owned(), format!("own.test:{port} 8.8.8.8:*")] {
         let proxy = proxy(&policy).start();
         let said = proxy.say(connect("own.test")).await;
@@ -344,7 +344,7 @@ async fn reach_this_machine() {
         let said = open.say(connect(host)).await;
         assert!(status(&said) == 403 && said.contains(kind), "{host}: {said}");
     }
-    // Where policy and ceiling name the address itself, it is reached.
+    // Policy and ceiling must both have the address itself.
     let named = format!("open {OWN}:{port}");
     for (ceiling, code) in [(Some(named.as_str()), 200), (None, 200), (Some("open"), 403)] {
         let mut proxy = proxy(&named);
@@ -362,7 +362,7 @@ async fn every_request_of_a_connection_is_checked() {
     let site = Site::mirror().await;
     let port = site.port;
     let proxy = proxy(&format!("site.test:{port} 127.0.0.1:{port}")).start();
-    // Where a redirect leads is asked for by the client, and that is another request.
+    // A redirect is followed by the client, with another request.
     let one = format!("GET http://site.test:{port}/one HTTP/1.1\r\nHost: site.test\r\n\r\n");
     let two = "GET http://metadata.test/latest HTTP/1.1\r\nHost: site.test\r\n\r\n";
     let three = format!("GET http://site.test:{port}/three HTTP/1.1\r\nHost: site.test\r\n\r\n");
@@ -374,7 +374,7 @@ async fn every_request_of_a_connection_is_checked() {
 }
 
 #[tokio::test]
-async fn nobody_can_disagree_on_where_a_request_ends() {
+async fn proxy_and_host_agree_on_where_a_request_ends() {
     let site = Site::mirror().await;
     let port = site.port;
     let proxy = proxy(&format!("site.test:{port} 127.0.0.1:{port}")).start();
@@ -432,11 +432,11 @@ async fn heads_have_a_size_and_a_time() {
     let many: String = (0..1000).map(|n| format!("X-{n}: 1\r\n")).collect();
     let many = proxy.say(format!("{get}{many}\r\n")).await;
     assert!([400, 431].contains(&status(&many)), "{many}");
-    // One that never ends its head, and one that says nothing.
+    // One client does not complete its head, and one sends nothing.
     let mut client = proxy.connect();
     client.write_all(get.as_bytes()).await.unwrap();
-    heard(&mut client).await;
-    heard(&mut proxy.connect()).await;
+    read_all(&mut client).await;
+    read_all(&mut proxy.connect()).await;
     assert_eq!(site.came(), 0);
 }
 
@@ -449,7 +449,7 @@ async fn tunnels_carry_bytes_and_close_one_side_at_a_time() {
     .await;
     let port = site.port;
     let proxy = proxy(&format!("site.test:{port} 127.0.0.1:{port}")).start();
-    // The first bytes come with the question, before the answer.
+    // The first bytes are sent with the request, before the response.
     let mut client = proxy.connect();
     let ask = format!("CONNECT site.test:{port} HTTP/1.1\r\nHost: site.test\r\n\r\nearly");
     client.write_all(ask.as_bytes()).await.unwrap();
@@ -458,14 +458,14 @@ async fn tunnels_carry_bytes_and_close_one_side_at_a_time() {
     client.write_all(&[b'x'; 100_000]).await.unwrap();
     client.write_all(b"END").await.unwrap();
     client.shutdown().await.unwrap();
-    let said = heard(&mut client).await;
+    let said = read_all(&mut client).await;
     assert!(said.ends_with("100008 bytes"), "{said}");
     let visit = proxy.last().await;
     assert_eq!((visit.method.as_str(), visit.sent, visit.received), ("CONNECT", 100_008, 12));
 }
 
 #[tokio::test]
-async fn a_site_that_is_silent_is_given_up() {
+async fn a_silent_site_times_out() {
     let site = Site::start(|_| String::new()).await;
     let port = site.port;
     let mut hasty = proxy(&format!("site.test:{port} 127.0.0.1:{port}"));
@@ -479,13 +479,13 @@ async fn a_site_that_is_silent_is_given_up() {
         .write_all(format!("CONNECT site.test:{port} HTTP/1.1\r\n\r\n").as_bytes())
         .await
         .unwrap();
-    assert_eq!(status(&heard(&mut client).await), 200);
+    assert_eq!(status(&read_all(&mut client).await), 200);
     let visit = proxy.last().await;
     assert_eq!(visit.reason.as_deref(), Some("it was idle for too long"));
 }
 
 #[tokio::test]
-async fn who_cannot_be_reached_is_said_to_be_so() {
+async fn hosts_that_cannot_be_reached_are_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     drop(listener);
@@ -502,7 +502,7 @@ async fn who_cannot_be_reached_is_said_to_be_so() {
 }
 
 #[tokio::test]
-async fn bytes_have_an_end() {
+async fn network_bytes_are_limited() {
     let site = Site::start(|_| format!("HTTP/1.1 200 OK\r\n\r\n{}", "x".repeat(100_000))).await;
     let port = site.port;
     let mut poor = proxy(&format!("127.0.0.1:{port}"));
@@ -511,7 +511,7 @@ async fn bytes_have_an_end() {
     let get = format!("GET http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: x\r\n\r\n");
     let mut client = proxy.connect();
     client.write_all(get.as_bytes()).await.unwrap();
-    assert!(heard(&mut client).await.len() < 100_000);
+    assert!(read_all(&mut client).await.len() < 100_000);
     let said = proxy.say(&get).await;
     assert!(status(&said) == 403 && said.contains("BELLJAR_NETWORK_BYTES"), "{said}");
 }
@@ -525,7 +525,7 @@ async fn an_operator_can_take_back_what_a_session_was_given() {
     for (ceiling, code) in [
         (policy.as_str(), 200),
         ("none", 403),
-        // The name is allowed and the address is not, or not any more.
+        // The name is allowed and the address is not.
         (&format!("site.test:{port}"), 403),
         ("open", 403),
     ] {
@@ -586,7 +586,7 @@ async fn methods_that_repeat_a_request_get_no_secret() {
     for method in ["TRACE", "trace", "Trace", "TRACK", "track"] {
         let said = proxy.say(ask(method, "site.test")).await;
         assert!(status(&said) == 403 && said.contains("repeat"), "{method}: {said}");
-        // Where nothing is added, there is nothing to repeat.
+        // Without an injected secret the methods are allowed.
         let said = proxy.say(ask(method, "other.test")).await;
         assert!(status(&said) == 200 && !said.contains(SECRET), "{method}: {said}");
     }
@@ -664,9 +664,9 @@ async fn a_secret_is_added_inside_of_tls_that_ends_at_the_proxy() {
     let two = get(&format!("site.test:{port}"), "Authorization: mine\r\n")
         + &get("evil.test", "Connection: close\r\n");
     client.write_all(two.as_bytes()).await.unwrap();
-    let said = heard(&mut client).await;
+    let said = read_all(&mut client).await;
     assert!(said.starts_with("HTTP/1.1 200") && said.contains("hello"), "{said}");
-    // A request for somebody else inside of it goes nowhere.
+    // A request for another host inside it is refused.
     assert!(said.contains("HTTP/1.1 421"), "{said}");
     let heads: Vec<String> = lock(&asked).clone();
     assert_eq!(heads.len(), 1);
@@ -676,22 +676,22 @@ async fn a_secret_is_added_inside_of_tls_that_ends_at_the_proxy() {
     assert!(visits.iter().any(|visit| visit.injected == ["authorization"]), "{visits:?}");
     assert!(visits.iter().all(|visit| visit.method == "GET"), "{visits:?}");
 
-    // Nor does one that would repeat the secret.
+    // So is one whose response would repeat the secret.
     for method in ["TRACE", "track"] {
         let mut client = trusting(&own).connect(name.clone(), tunnel().await).await.unwrap();
         let trace = get(&format!("site.test:{port}"), "Connection: close\r\n");
         client.write_all(trace.replacen("GET", method, 1).as_bytes()).await.unwrap();
-        let said = heard(&mut client).await;
+        let said = read_all(&mut client).await;
         assert!(status(&said) == 403 && said.contains("repeat"), "{method}: {said}");
     }
     assert_eq!(lock(&asked).len(), 1);
 
-    // Who believes only the world does not believe us.
+    // A client that trusts only the site's authority does not trust ours.
     let refused = trusting(world.certificate()).connect(name, tunnel().await).await;
     assert!(refused.is_err());
-    // And a site that cannot show who it is gets no secret.
-    let (liar, untold) = (Authority::open(None).unwrap(), Arc::default());
-    let port = site_with_tls(&liar, Arc::clone(&untold)).await;
+    // A site with an untrusted certificate gets no secret.
+    let (stranger, received) = (Authority::open(None).unwrap(), Arc::default());
+    let port = site_with_tls(&stranger, Arc::clone(&received)).await;
     let policy = policy_for(port);
     let proxy = with_secret(self::proxy(&policy), &format!("https://site.test:{port}"));
     assert!(proxy.network.tls.set(trusting(world.certificate())).is_ok());
@@ -708,9 +708,9 @@ async fn a_secret_is_added_inside_of_tls_that_ends_at_the_proxy() {
     let mut client = trusting(&own).connect(name, client).await.unwrap();
     let get = get(&format!("site.test:{port}"), "Connection: close\r\n");
     client.write_all(get.as_bytes()).await.unwrap();
-    let said = heard(&mut client).await;
+    let said = read_all(&mut client).await;
     assert!(status(&said) == 502 && !said.contains(SECRET), "{said}");
-    assert!(lock(&untold).is_empty());
+    assert!(lock(&received).is_empty());
 }
 
 fn policy_for(port: u16) -> String {
@@ -721,7 +721,7 @@ fn policy_for(port: u16) -> String {
 }
 
 #[test]
-fn programs_inside_are_told_the_way() {
+fn the_environment_names_proxy_and_certificates() {
     assert!(Policy::default().environment().is_empty());
     let environment = |policy: &str| {
         let environment = Policy::parse(policy).unwrap().environment();

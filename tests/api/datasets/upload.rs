@@ -146,7 +146,7 @@ async fn what_replaces_another_is_pending_too() {
     drop(second);
     eventually("it has failed", async || session.status("t.csv").await == "FAILED").await;
     let failed = session.dataset("t.csv").await;
-    assert!(text(&failed["reason"]).contains("broke off"), "{failed:#}");
+    assert!(text(&failed["reason"]).contains("interrupted"), "{failed:#}");
     assert_eq!(session.shell("cat data/t.csv").await["stdout"], "a\n1\n", "it was not touched");
     // What code makes of it is another thing.
     session.shell("sleep 0.01; echo c > data/t.csv").await;

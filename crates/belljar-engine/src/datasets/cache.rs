@@ -1,13 +1,13 @@
-//! Content of datasets that was transferred once, for every session of its tenant.
+//! A cache of dataset content on disk, per tenant.
 //!
 //! ```text
-//! <cache>/incoming/<random>            arriving
-//! <cache>/t<tenant>/<sha256>           content; its time of change is when it was last used
+//! <cache>/incoming/<random>            content that is being received
+//! <cache>/t<tenant>/<sha256>           content; its modification time is when it was last used
 //! <cache>/t<tenant>/ids/<hash of id>   which content a source had for an id
 //! ```
 //!
-//! Nothing here must survive a power cut: content is compared with its name whenever it is used
-//! again, and what does not fit is fetched again. So nobody waits for the disk.
+//! Nothing is synced to disk: content is compared with its hash whenever it is used again, and damaged content is
+//! fetched again.
 
 use std::fs::{self, DirBuilder, File, FileTimes};
 use std::io::{self, Read, Seek, Write};
@@ -22,19 +22,19 @@ use sha2::{Digest as _, Sha256};
 use crate::store::Digest;
 use crate::tenant_dir::tenant_dir;
 
-/// Read, hashed and written at a time.
+/// Bytes that are read, hashed and written in one step.
 const CHUNK: usize = 256 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct Cache {
     root: PathBuf,
-    /// Bytes of all content.
+    /// The limit for all content, in bytes.
     limit: u64,
-    /// Held while the oldest are looked for.
+    /// Held during an eviction.
     evicting: Mutex<()>,
 }
 
-/// What a source had for an id when it was last asked.
+/// The content that a source had for an id at the last fetch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Known {
     pub(crate) sha256: Digest,
@@ -43,7 +43,7 @@ pub(crate) struct Known {
     pub(crate) fetched_ms: i64,
 }
 
-/// Content on its way in; removed unless it is kept.
+/// Content that is being received; removed unless [`Cache::keep`] takes it.
 #[derive(Debug)]
 pub(crate) struct Arriving {
     file: File,
@@ -52,13 +52,13 @@ pub(crate) struct Arriving {
     size: u64,
 }
 
-/// Content, to be brought into a session.
+/// Content that can be copied into a session.
 #[derive(Debug)]
 pub(crate) struct Content {
     file: File,
     pub(crate) sha256: Digest,
     pub(crate) size: u64,
-    /// It was hashed on its way into this very file, and need not be once more.
+    /// It was hashed while this file was written, so it need not be hashed again.
     just_arrived: bool,
 }
 
@@ -80,14 +80,14 @@ impl Arriving {
         self.size
     }
 
-    /// Of what has come so far.
+    /// The hash of the content so far.
     pub(crate) fn sha256(&self) -> Digest {
         Digest::from(self.hash.clone())
     }
 }
 
 impl Cache {
-    /// Opens the cache, and clears what a killed server left half arrived.
+    /// Opens the cache, and removes what an earlier server did not finish to receive.
     pub(crate) fn open(root: &Path, limit: u64) -> io::Result<Cache> {
         let cache = Cache { root: root.to_owned(), limit, evicting: Mutex::default() };
         make_directory(&cache.incoming())?;
@@ -112,8 +112,8 @@ impl Cache {
         Ok(Arriving { file, path, hash: Sha256::new(), size: 0 })
     }
 
-    /// Keeps what has arrived, makes room for it, and tells whether it was there already. What is
-    /// larger than the cache does not stay in it, but can be read once.
+    /// Adds content, evicts older content, and returns whether it was cached before. Content that is larger than the
+    /// cache is not kept, but can be read once.
     pub(crate) fn keep(&self, tenant: &str, arrived: Arriving) -> io::Result<(Content, bool)> {
         let sha256 = arrived.sha256();
         let file = arrived.file.try_clone()?;
@@ -126,16 +126,16 @@ impl Cache {
         Ok((Content { sha256, file, size, just_arrived: true }, was_there))
     }
 
-    /// Content that is there.
+    /// Cached content.
     pub(crate) fn find(&self, tenant: &str, sha256: &Digest) -> Option<Content> {
         let file = File::open(self.content_file(tenant, sha256)).ok()?;
         let size = file.metadata().ok()?.len();
-        // The one used last is evicted last.
+        // Eviction begins with the least recently used.
         let _ = file.set_times(FileTimes::new().set_modified(SystemTime::now()));
         Some(Content { sha256: *sha256, file, size, just_arrived: false })
     }
 
-    /// Removes content that turned out to be damaged.
+    /// Removes damaged content.
     pub(crate) fn forget(&self, tenant: &str, sha256: &Digest) {
         let _ = fs::remove_file(self.content_file(tenant, sha256));
     }
@@ -160,8 +160,7 @@ impl Cache {
         self.of_tenant(tenant).join("ids").join(Digest::of(id.as_bytes()).to_string())
     }
 
-    /// Removes what was not used for the longest time until the rest fits. Whoever reads it just
-    /// now goes on reading.
+    /// Removes the least recently used content until the rest is within the limit. Open files stay readable.
     fn evict(&self) {
         let _only_one = crate::lock(&self.evicting);
         let tenants = fs::read_dir(&self.root).into_iter().flatten().flatten();
@@ -188,12 +187,12 @@ impl Cache {
 }
 
 impl Content {
-    /// Copies all of it to a new file; an error if it is not what its name says.
+    /// Copies it to a new file; an error if it does not have its hash.
     pub(crate) fn copy_to(&self, to: &File) -> io::Result<()> {
         if !self.just_arrived {
             return copy_verified(&self.file, to, &self.sha256);
         }
-        // The kernel copies by itself, which is several times faster than having it pass by here.
+        // `io::copy` lets the kernel copy, which is several times faster.
         (&self.file).rewind()?;
         let copied = io::copy(&mut &self.file, &mut &*to)?;
         if copied == self.size { Ok(()) } else { Err(damaged()) }
@@ -260,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_larger_than_the_cache_can_be_read_once() {
+    fn content_larger_than_the_cache_can_be_read_once() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::open(directory.path(), 3).unwrap();
         let mut arriving = cache.begin().unwrap();
@@ -271,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_broke_off_is_gone_and_damage_is_seen() {
+    fn incomplete_content_is_removed_and_damage_is_detected() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::open(directory.path(), 100).unwrap();
         let mut broken = cache.begin().unwrap();
@@ -292,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_remembered_per_tenant() {
+    fn the_content_of_a_source_is_stored_per_tenant() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::open(directory.path(), 100).unwrap();
         let known = Known {

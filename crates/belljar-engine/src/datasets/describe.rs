@@ -1,10 +1,9 @@
-//! Tells what a dataset is, where that is cheap: its format, its columns and how many rows it has.
+//! Detects the format, the columns and the number of rows of a dataset, where that is cheap.
 //!
-//! Whoever wrote the file may want to harm us. It is read at given places only and never beyond
-//! the size it was said to have; every reader has a bound on what it reads and keeps, and takes time
-//! in proportion to that. What makes no sense is not known: there are no errors here.
+//! Files are hostile. They are read at given offsets only, never beyond the given size; every reader limits what it
+//! reads and keeps. Malformed content is described less and is never an error.
 //!
-//! What a file says of itself is repeated, not checked: a Parquet footer may claim any number of rows.
+//! Metadata in a file is not verified: a Parquet footer may claim any number of rows.
 
 mod arrow;
 mod delimited;
@@ -19,26 +18,26 @@ use std::os::unix::fs::FileExt;
 
 use serde::Serialize;
 
-/// So much of the beginning tells the format, and the delimiter of a table.
+/// Bytes from the beginning that are used to detect the format, and the delimiter of a table.
 const HEAD: usize = 64 * 1024;
 
-/// Text is counted in pieces of this size.
+/// Text is read in chunks of this size.
 const CHUNK: usize = 64 * 1024;
 
-/// Rows of text are counted up to this size: a moment of work, whatever they hold.
+/// Rows of larger text files are not counted.
 const MAX_COUNTED: u64 = 16 * 1024 * 1024;
 
-/// Metadata in one piece, as Parquet and Arrow have it, is read into memory up to this size.
+/// The largest metadata of Parquet and Arrow files that is read.
 const MAX_METADATA: usize = 8 * 1024 * 1024;
 
 const MAX_COLUMNS: usize = 1000;
 
 const MAX_NAME_CHARACTERS: usize = 200;
 
-/// A character, or what stands for one that is broken, is made of at most four bytes.
+/// A character has at most four bytes.
 const MAX_NAME_BYTES: usize = 4 * MAX_NAME_CHARACTERS;
 
-/// What is known of a dataset's content without much reading.
+/// A description of a dataset's content.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Description {
     /// One of `parquet`, `csv`, `tsv`, `json`, `jsonl`, `arrow`, `feather`, `excel`, `npy`, `npz`,
@@ -48,16 +47,16 @@ pub struct Description {
     /// none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub columns: Option<Vec<String>>,
-    /// Records behind the header, lines of JSON, or what the file says of itself.
+    /// Records after the header, lines of JSON, or the number in the file's metadata.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rows: Option<u64>,
 }
 
-/// Looks at `file`, which is `size` bytes long and known as `name`. Reads at most 25 MiB, keeps
-/// at most 8 of them, and leaves the cursor where it is; may wait for the disk.
+/// Describes `file`, which has `size` bytes and this name. Reads at most 25 MiB, keeps at most 8 of them in memory,
+/// and does not move the cursor. May block on the disk.
 #[must_use]
 pub fn describe(name: &str, file: &File, size: u64) -> Description {
-    let content = Content { file, size };
+    let content = FileContent { file, size };
     let head = content.read(0, HEAD);
     let extension = extension(name);
     let only = |format| Description { format, ..Description::default() };
@@ -74,7 +73,7 @@ pub fn describe(name: &str, file: &File, size: u64) -> Description {
         Some(format) => return only(format),
         None => {}
     }
-    // An Arrow stream begins with no more than a length: it is one if there is a schema behind it.
+    // An Arrow stream has no magic: it begins with the length of a schema.
     if let Some(columns) = arrow::columns(&content, &head) {
         return Description { columns: Some(columns), ..only("arrow") };
     }
@@ -82,7 +81,7 @@ pub fn describe(name: &str, file: &File, size: u64) -> Description {
     let is_wide_text = head.starts_with(b"\xFF\xFE") || head.starts_with(b"\xFE\xFF");
     match by_extension(&extension) {
         Some("pickle") => only("pickle"),
-        // Two bytes a character, as Excel saves it: a table, but not one that is read here.
+        // UTF-16, as Excel saves tables, is not parsed here.
         Some(format) if is_wide_text => only(format),
         Some(_) if head.contains(&0) => only("binary"),
         Some(format @ ("csv" | "tsv")) => {
@@ -97,27 +96,27 @@ pub fn describe(name: &str, file: &File, size: u64) -> Description {
     }
 }
 
-/// Some formats begin alike, and only the name tells which is meant. Where the magic could be the
-/// first word of a text, it stands at the end too.
-fn by_magic(content: &Content<'_>, head: &[u8], extension: &str) -> Option<&'static str> {
+/// The format by its first bytes. Formats that begin alike are told apart by the extension. Magic bytes that could be
+/// text are also compared at the end.
+fn by_magic(content: &FileContent<'_>, head: &[u8], extension: &str) -> Option<&'static str> {
     let begins = |magic: &[u8]| head.starts_with(magic);
     let begins_and_ends = |magic: &[u8]| {
         let last_at = content.size.saturating_sub(magic.len() as u64);
         begins(magic) && last_at > 0 && content.read(last_at, magic.len()) == magic
     };
-    // The footer of the second is encrypted.
+    // PARE: with an encrypted footer.
     if begins_and_ends(b"PAR1") || begins_and_ends(b"PARE") {
         return Some("parquet");
     }
-    // The second is the first version, which was no Arrow yet.
+    // FEA1: the first version of Feather, which was not Arrow.
     if begins(b"ARROW1\0\0") || begins_and_ends(b"FEA1") {
         return Some(if begins(b"FEA1") || extension == "feather" { "feather" } else { "arrow" });
     }
-    // The second is an archive of nothing.
+    // The second is an empty archive.
     if begins(b"PK\x03\x04") || begins(b"PK\x05\x06") {
         return Some(zip_by_extension(extension));
     }
-    // Documents of the old Office; of those, only tables are datasets.
+    // Documents of old Office versions.
     if begins(b"\xD0\xCF\x11\xE0\xA1\xB1\x1A\xE1") {
         return Some(if extension == "xls" { "excel" } else { "binary" });
     }
@@ -141,7 +140,7 @@ fn zip_by_extension(extension: &str) -> &'static str {
     }
 }
 
-/// Only formats that do not begin in a way of their own: a `.parquet` without the magic is none.
+/// Formats without magic bytes.
 fn by_extension(extension: &str) -> Option<&'static str> {
     Some(match extension {
         "csv" => "csv",
@@ -157,15 +156,15 @@ fn extension(name: &str) -> String {
     name.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase()).unwrap_or_default()
 }
 
-/// Anything but control characters. Text need not be UTF-8, and binary data of any length has some.
+/// Whether text can have this byte: all except most control characters. Text need not be UTF-8.
 fn is_of_text(byte: u8) -> bool {
     const BACKSPACE_TO_RETURN: std::ops::RangeInclusive<u8> = 0x08..=0x0D;
     const ESCAPE: u8 = 0x1B;
     byte >= b' ' || BACKSPACE_TO_RETURN.contains(&byte) || byte == ESCAPE
 }
 
-/// How many lines there are with something on them.
-fn lines(content: &Content<'_>) -> Option<u64> {
+/// The number of lines that are not blank.
+fn lines(content: &FileContent<'_>) -> Option<u64> {
     if content.size > MAX_COUNTED {
         return None;
     }
@@ -194,29 +193,27 @@ fn npy_rows(head: &[u8]) -> Option<u64> {
         _ => (12, usize::try_from(u32::from_le_bytes(*head.get(8..)?.first_chunk()?)).ok()?),
     };
     let header = String::from_utf8_lossy(head.get(at..)?.get(..length)?);
-    // The last one: what comes before may have a field of that name.
+    // The last one: a field may have the same name.
     let (_, shape) = header.rsplit_once("'shape'")?;
     let shape = shape.trim_start().strip_prefix(':')?.trim_start().strip_prefix('(')?;
     let (first, _) = shape.split_once([',', ')'])?;
     first.trim().parse().ok()
 }
 
-/// The name of a column, as far as we care. Cut before it is made: eight MiB of broken characters
-/// would become 24 MiB of question marks.
+/// The name of a column, shortened. Shortened before it is decoded, because each invalid byte becomes three.
 fn column_name(bytes: &[u8]) -> String {
     let bytes = &bytes[..bytes.len().min(MAX_NAME_BYTES)];
     String::from_utf8_lossy(bytes).chars().take(MAX_NAME_CHARACTERS).collect()
 }
 
-/// A file and the size it was said to have; what it has by now may be another.
-struct Content<'a> {
+/// A file and the size that it had; it may have another now.
+struct FileContent<'a> {
     file: &'a File,
     size: u64,
 }
 
-impl Content<'_> {
-    /// What is there of the `length` bytes from `at` on; less than that if the file ends or cannot
-    /// be read.
+impl FileContent<'_> {
+    /// Up to `length` bytes from `at`; fewer if the file ends or cannot be read.
     fn read(&self, at: u64, length: usize) -> Vec<u8> {
         let there = usize::try_from(self.size.saturating_sub(at)).unwrap_or(usize::MAX);
         let mut bytes = vec![0; length.min(there)];
@@ -225,13 +222,12 @@ impl Content<'_> {
         bytes
     }
 
-    /// As [`Content::read`], but nothing unless it is all there.
+    /// Exactly `length` bytes from `at`, or `None`.
     fn read_all(&self, at: u64, length: usize) -> Option<Vec<u8>> {
         Some(self.read(at, length)).filter(|bytes| bytes.len() == length)
     }
 
-    /// Hands out the first `length` bytes in pieces of which only the last is shorter than
-    /// [`CHUNK`]. Whether they were all there, and all asked for.
+    /// Calls `see` with the first `length` bytes, in chunks of [`CHUNK`] bytes. Returns whether it has seen them all.
     fn each_chunk(&self, length: u64, mut see: impl FnMut(&[u8]) -> ControlFlow<()>) -> bool {
         let mut at = 0;
         let end = length.min(self.size);

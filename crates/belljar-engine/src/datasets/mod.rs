@@ -1,4 +1,4 @@
-//! Datasets: what code in a session works on.
+//! Datasets: input data for the code in sessions.
 //!
 //! ```text
 //!   upload ──┐                                       ┌── guest makes a hidden file, we write
@@ -6,9 +6,9 @@
 //!   source ──┘                                       └── a row: PENDING, LOADED or FAILED
 //! ```
 //!
-//! Content arrives in the cache first, so that the next session has it without a transfer. It
-//! becomes visible inside in one step, when all of it is there. [`source`] is where the server
-//! itself fetches from; [`describe`](describe()) tells what a file is.
+//! Content is first stored in the cache, so that the next session gets it without a transfer. It becomes visible in
+//! the session in one step, when it is complete. [`source`] fetches datasets from other servers;
+//! [`describe`](describe()) detects format, columns and rows of a file.
 
 mod cache;
 mod describe;
@@ -25,7 +25,7 @@ pub use crate::artifacts::{Exported, Exports};
 use crate::store::Digest;
 pub use crate::store::{DatasetRow, DatasetStatus};
 
-/// A dataset, as it is told of.
+/// A dataset as the API shows it.
 #[derive(Debug, Clone, Serialize)]
 pub struct DatasetInfo {
     pub name: String,
@@ -44,16 +44,15 @@ pub struct DatasetInfo {
     pub sha256: Option<Digest>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub description: Option<Description>,
-    /// Whether its content was there already.
+    /// Whether its content was in the cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached: Option<bool>,
 }
 
-/// What there is in a session.
+/// The datasets of a session.
 #[derive(Debug, Clone, Default)]
 pub struct DatasetListing {
     pub datasets: Vec<DatasetInfo>,
-    /// How many more things are there that are not listed: files beyond the bound, and what is no
-    /// plain file.
+    /// How many are not listed: files beyond the limit, and those that are not regular files.
     pub more: u64,
 }

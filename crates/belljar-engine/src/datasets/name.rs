@@ -1,20 +1,20 @@
-//! What a dataset may be called: a file below `/session/data`, with or without folders.
+//! Names of datasets: a path below `/session/data`.
 
 use std::fmt;
 use std::str::FromStr;
 
 const MAX_COMPONENTS: usize = 8;
 
-/// A file system takes no longer name, and ours need room for the temporary one beside it.
+/// File systems allow 255 bytes, and the temporary file needs some of them.
 const MAX_COMPONENT_BYTES: usize = 200;
 
-/// Folders and a file, each of them a plain name.
+/// A relative path of plain names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct DatasetName(String);
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a dataset's name is up to {MAX_COMPONENTS} plain names joined by `/`, each of 1 to \
+    "the name of a dataset is a path of up to {MAX_COMPONENTS} names, each of 1 to \
      {MAX_COMPONENT_BYTES} bytes, without control characters, `\\` or a dot at its beginning"
 )]
 pub struct BadName;
@@ -25,13 +25,13 @@ impl DatasetName {
         &self.0
     }
 
-    /// Without its folders.
+    /// The last component.
     #[must_use]
     pub fn file_name(&self) -> &str {
         self.0.rsplit('/').next().unwrap_or_default()
     }
 
-    /// The same folders with another file in them.
+    /// The same path with another last component.
     pub(crate) fn with_file_name(&self, file_name: &str) -> Result<DatasetName, BadName> {
         match self.0.rsplit_once('/') {
             Some((folders, _)) => format!("{folders}/{file_name}").parse(),
@@ -52,7 +52,7 @@ impl FromStr for DatasetName {
     fn from_str(text: &str) -> Result<DatasetName, BadName> {
         let is_plain = |name: &str| {
             (1..=MAX_COMPONENT_BYTES).contains(&name.len())
-                // What begins with a dot is hidden, or leads elsewhere.
+                // `.` and `..` would leave the directory, and hidden files are ours.
                 && !name.starts_with('.')
                 && !name.chars().any(|c| c.is_control() || c == '\\')
         };

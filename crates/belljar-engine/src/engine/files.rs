@@ -133,7 +133,7 @@ pub(super) fn not_written(error: io::Error) -> EngineError {
 }
 
 pub(super) fn broken_off() -> EngineError {
-    EngineError::Internal("the upload broke off".into())
+    EngineError::UploadInterrupted
 }
 
 impl Engine {

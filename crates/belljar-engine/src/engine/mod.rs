@@ -58,7 +58,7 @@ use crate::artifacts::ArtifactStore;
 use crate::audit::Audit;
 use crate::config::EngineConfig;
 use crate::error::{EngineError, in_full};
-use crate::metrics::Snapshot;
+use crate::metrics::CurrentValues;
 use crate::network::Traffic;
 use crate::pool::Pool;
 use crate::principal::Principal;
@@ -177,7 +177,7 @@ impl Engine {
     /// All metrics, in the format of Prometheus.
     #[must_use]
     pub fn render_metrics(&self) -> String {
-        let mut now = Snapshot::default();
+        let mut now = CurrentValues::default();
         for session in self.registry.live() {
             let view = session.view();
             if let Some(index) = Phase::ALL.iter().position(|phase| *phase == view.phase) {

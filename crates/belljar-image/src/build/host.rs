@@ -140,7 +140,7 @@ fn apt_settings() -> Option<String> {
 }
 
 /// Where this machine gets packages of a suite from, as lines for `sources.list`: only the
-/// distribution's own archives, whatever else is set up.
+/// distribution's own archives, not others that are configured.
 pub(super) fn sources_of(suite: &str) -> Vec<String> {
     let mut paths = vec![PathBuf::from("/etc/apt/sources.list")];
     if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {

@@ -105,7 +105,7 @@ struct Building<'a> {
     helper: &'a Path,
     progress: &'a dyn Progress,
     room: Room,
-    /// Whatever is newer was made by us.
+    /// Files that are newer were created by the build.
     began: u64,
     layers: Vec<Packed>,
 }
@@ -132,8 +132,8 @@ impl Building<'_> {
         install.extend(["--disable-pip-version-check", "--progress-bar", "off"]);
         install.extend(packages.iter().map(String::as_str));
         let (python, library) = (format!("{environment}/bin/python"), format!("{environment}/lib"));
-        // Believed without a look at the source: nobody can change it, and its time is not kept.
-        // All of it, also what was compiled while it was installed, and with that time in it.
+        // Python must not compare them with their sources, whose times are not kept and which are read-only.
+        // Also those that were compiled during the installation, which contain its time.
         let compile = [
             &python[..],
             "-m",

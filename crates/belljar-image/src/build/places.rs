@@ -22,7 +22,7 @@ pub(super) fn write(view: &[PathBuf], upper: &Path, user: &str) -> Result<(), Im
     for name in ["work", "workspace"] {
         symlink("/session", at(name)).map_err(ImageError::file(at(name)))?;
     }
-    // Whoever had the number before gives it up: files of a session are this user's.
+    // Another user with this id is removed: files of a session belong to this one.
     let others = |text: String, field: usize| -> String {
         let is_other = |line: &&str| {
             let fields: Vec<&str> = line.split(':').collect();
@@ -38,7 +38,7 @@ pub(super) fn write(view: &[PathBuf], upper: &Path, user: &str) -> Result<(), Im
     file(&at("etc/group"), &(group + &format!("{user}:x:{USER_ID}:\n")))
 }
 
-/// A directory that everybody may enter, whatever our own habits are.
+/// A directory with mode 0755, regardless of our umask.
 pub(super) fn directory(path: &Path) -> Result<(), ImageError> {
     fs::create_dir(path).map_err(ImageError::file(path))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(ImageError::file(path))

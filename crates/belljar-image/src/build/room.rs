@@ -26,10 +26,10 @@ const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 /// Lines of a failed command that are shown.
 const SHOWN_LINES: usize = 60;
 
-/// Bytes of a line that are looked at; a program may write without ever ending one.
+/// The longest line of output that is read; a program may write without line breaks.
 const MAX_LINE: usize = 4096;
 
-/// What a helper is told, as JSON on its standard input.
+/// The input of a helper, as JSON on its standard input.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct StepOrder {
     plan: Plan,

@@ -1,4 +1,4 @@
-//! What to build: a short file of wishes.
+//! The specification of an image to build.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::ImageError;
 
-/// The image for everybody.
+/// The default image.
 pub const DEFAULT_SPEC: &str = include_str!("../../../../images/sandbox.toml");
 
 /// What `browser = true` adds.

@@ -19,11 +19,11 @@ const MAX_LINKS: usize = 8;
 pub(super) enum Parts {
     Directory(PathBuf),
     /// Unpacked beside, by the name they had: their own links cannot lead anywhere.
-    Unpacked(HashMap<String, Part>),
+    Unpacked(HashMap<String, ImagePart>),
 }
 
 #[derive(Debug)]
-pub(super) enum Part {
+pub(super) enum ImagePart {
     File { path: PathBuf, digest: OciDigest },
     Link(String),
 }
@@ -56,15 +56,15 @@ impl Parts {
                         return Err(ImageError::Archive("it ends in the middle of a file".into()));
                     }
                     let (digest, _) = hashing.finish().map_err(failed)?;
-                    Part::File { path: place, digest }
+                    ImagePart::File { path: place, digest }
                 }
                 // Older engines write a layer that two images share once.
                 Kind::Link(to) => {
                     let to = String::from_utf8_lossy(to);
                     let to = to.rsplit("../").next().unwrap_or_default();
-                    Part::Link(to.to_owned())
+                    ImagePart::Link(to.to_owned())
                 }
-                Kind::HardLink(to) => Part::Link(String::from_utf8_lossy(to).into_owned()),
+                Kind::HardLink(to) => ImagePart::Link(String::from_utf8_lossy(to).into_owned()),
                 _ => continue,
             };
             parts.insert(name.to_owned(), part);
@@ -119,8 +119,8 @@ impl Parts {
         let mut part = parts.get(name)?;
         for _ in 0..MAX_LINKS {
             match part {
-                Part::File { path, digest } => return Some((path, digest)),
-                Part::Link(to) => part = parts.get(to)?,
+                ImagePart::File { path, digest } => return Some((path, digest)),
+                ImagePart::Link(to) => part = parts.get(to)?,
             }
         }
         None

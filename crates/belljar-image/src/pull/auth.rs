@@ -1,4 +1,4 @@
-//! Who we are at a registry: as told, or as `docker login` left it.
+//! Credentials for a registry: those given, or those that `docker login` stored.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -43,7 +43,7 @@ pub(super) fn find(login: Option<&Login>, registry: &str) -> Result<RegistryAuth
         }
         text => text.map_err(ImageError::file(&path))?,
     };
-    let broken = |_| ImageError::Refused(format!("`{}` is no valid JSON", path.display()));
+    let broken = |_| ImageError::Refused(format!("`{}` is not valid JSON", path.display()));
     let config: Config = serde_json::from_slice(&text).map_err(broken)?;
     config.auth(registry)
 }
@@ -61,7 +61,7 @@ fn config_path() -> Option<PathBuf> {
 #[serde(rename_all = "camelCase")]
 struct Config {
     #[serde(default)]
-    auths: HashMap<String, Entry>,
+    auths: HashMap<String, StoredCredentials>,
     #[serde(default)]
     cred_helpers: HashMap<String, String>,
     #[serde(default)]
@@ -69,7 +69,7 @@ struct Config {
 }
 
 #[derive(Deserialize, Default)]
-struct Entry {
+struct StoredCredentials {
     #[serde(default)]
     auth: String,
     #[serde(default)]
@@ -111,7 +111,7 @@ fn decode(auth: &str, registry: &str) -> Result<RegistryAuth, ImageError> {
 fn ask_helper(helper: &str, registry: &str) -> Result<RegistryAuth, ImageError> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
-    struct Answer {
+    struct HelperAnswer {
         username: String,
         secret: String,
     }
@@ -133,7 +133,7 @@ fn ask_helper(helper: &str, registry: &str) -> Result<RegistryAuth, ImageError> 
         // It has nothing for this registry.
         return Ok(RegistryAuth::Anonymous);
     }
-    let answer: Answer = serde_json::from_slice(&output.stdout)
+    let answer: HelperAnswer = serde_json::from_slice(&output.stdout)
         .map_err(|_| ImageError::Refused(format!("`{program}` answered with nonsense")))?;
     Ok(match answer.username.as_str() {
         TOKEN_USER => RegistryAuth::Bearer(answer.secret),

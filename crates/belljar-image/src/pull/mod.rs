@@ -38,7 +38,7 @@ pub struct PullOptions {
     pub plain_http: bool,
 }
 
-/// Pulls an image; it is called as it was asked for, unless told otherwise.
+/// Pulls an image and stores it under its reference, or under another name if one is given.
 pub async fn pull(
     writer: &Writer<'_>,
     reference: &str,
@@ -46,9 +46,9 @@ pub async fn pull(
     options: &PullOptions,
     progress: &dyn Progress,
 ) -> Result<Image, ImageError> {
-    let wanted: Reference = reference
-        .parse()
-        .map_err(|error| ImageError::Refused(format!("`{reference}` names no image: {error}")))?;
+    let wanted: Reference = reference.parse().map_err(|error| {
+        ImageError::Refused(format!("`{reference}` is not the name of an image: {error}"))
+    })?;
     let name = name.map_or_else(|| reference.parse(), Ok)?;
     let registry = Registry::new(&wanted, options)?;
     progress.begin(&format!("Asking {} for {name}", wanted.registry()), None);
@@ -82,12 +82,12 @@ struct Registry {
 
 impl Registry {
     fn new(reference: &Reference, options: &PullOptions) -> Result<Registry, ImageError> {
-        // Fails only where somebody chose one before, which is as good.
+        // Fails only if one was installed before, which can be used as well.
         let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let name = reference.resolve_registry().to_owned();
         let is_plain = options.plain_http || is_loopback(&name);
         let variable = |name: &str| {
-            // Nobody's proxy leads back to this machine.
+            // A proxy cannot reach this machine's loopback.
             if is_loopback(reference.resolve_registry()) {
                 return None;
             }

@@ -1,18 +1,17 @@
-//! Where images are kept.
+//! The store of images on disk.
 //!
 //! ```text
-//!   images/lock                  held by the one who changes anything
+//!   images/lock                  held by the process that changes anything
 //!   images/blobs/<hex>           layers, configurations and manifests, by their content
 //!   images/names/<name>.json     an image: which layers, and what else a sandbox must know
 //!   images/roots/<hex>/rootfs    its layers unpacked, by the names of all of them
-//!   images/roots/<hex>/lock      held shared by whoever uses it, sandboxes included
-//!   images/partial/<hex>         downloads that were cut off, to be gone on with
-//!   images/new/                  whatever is not finished; nobody looks at it
+//!   images/roots/<hex>/lock      held shared by its users, sandboxes included
+//!   images/partial/<hex>         interrupted downloads, to be continued
+//!   images/new/                  unfinished files, which are ignored
 //! ```
 //!
-//! Everything is made in `new/` and renamed into its place when it is whole and on the disk, the
-//! name of an image last. Killed anywhere, an image is there or is not. What is left over is removed
-//! by whoever changes something next.
+//! Everything is created in `new/`, synced and then renamed, the name of an image last. So after a crash an image is
+//! either complete or absent. The next process that changes something removes leftovers.
 
 mod roots;
 mod writer;
@@ -82,7 +81,7 @@ impl Image {
         self.layers.iter().map(|layer| &layer.blob.digest).collect()
     }
 
-    /// What it is, whatever it is called: its configuration names its layers as well.
+    /// Its identity, independent of its name. The configuration lists the layers too.
     #[must_use]
     pub fn identity(&self) -> String {
         self.config.digest.to_string()
@@ -126,7 +125,7 @@ impl ImageStore {
         found.ok_or_else(|| ImageError::Missing(name.clone()))
     }
 
-    /// Alone from here on; waits for whoever is at work, after saying so.
+    /// Takes the lock for changes. If another process holds it, says so and waits.
     pub fn writer(&self, say: impl FnOnce(&str)) -> Result<Writer<'_>, ImageError> {
         Writer::open(self, say)
     }

@@ -9,7 +9,7 @@ use belljar_sys::file_lock::FileLock;
 use belljar_sys::rootfs::{self, Rootfs};
 
 use super::{Image, ImageStore, Layer};
-use crate::digest::HashingReader;
+use crate::digest::ProgressReader;
 use crate::{ImageError, OciDigest, Progress, Unpacked, layer, skeleton, unpack};
 
 const LOCK: &str = "lock";
@@ -29,8 +29,8 @@ impl InUse {
         &self.path
     }
 
-    /// A descriptor that keeps the root from being removed, for whoever outlives us. It has a lock of
-    /// its own: a duplicate would share ours, and whoever gets it could release that for everybody.
+    /// A descriptor that keeps the root from being removed, for a process that outlives us. It has its own lock: a duplicate
+    /// would share ours, so that process could release it.
     pub fn keep(&self) -> io::Result<std::os::fd::OwnedFd> {
         let fresh = File::open(self.path.with_file_name(LOCK))?;
         // Ours keeps it from being replaced.
@@ -65,7 +65,7 @@ impl ImageStore {
         Ok(InUse { lock, path })
     }
 
-    /// Unpacks layers, unless somebody did before, and says what they came to.
+    /// Unpacks layers, unless they are unpacked already, and returns the result.
     pub(super) fn unpack(
         &self,
         scratch: &Path,
@@ -113,9 +113,10 @@ impl ImageStore {
         progress: &dyn Progress,
     ) -> Result<(), ImageError> {
         let left = self.archive_budget() - unpacked.bytes;
-        let packed = Watched { inner: self.open_blob(&layer.blob.digest)?, bytes: 0, progress };
+        let packed =
+            ProgressReader { inner: self.open_blob(&layer.blob.digest)?, bytes: 0, progress };
         let (content, _) = layer::open(packed, left)?;
-        let content = HashingReader::new(content);
+        let content = ProgressReader::new(content);
         let content = unpack::apply(root, content, unpacked, self.limits)?;
         let (found, _) = content.finish().map_err(layer::read_error)?;
         if found != layer.content {
@@ -146,14 +147,14 @@ impl ImageStore {
     }
 }
 
-/// Tells how much of a file was read.
-struct Watched<'a> {
+/// Reports how much of a file was read.
+struct ProgressReader<'a> {
     inner: File,
     bytes: u64,
     progress: &'a dyn Progress,
 }
 
-impl io::Read for Watched<'_> {
+impl io::Read for ProgressReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(buffer)?;
         self.bytes += n as u64;
@@ -168,7 +169,7 @@ mod tests {
     use crate::UnpackLimits;
 
     #[test]
-    fn whoever_keeps_a_root_cannot_release_it_for_others() {
+    fn a_process_that_keeps_a_root_cannot_release_it_for_others() {
         let directory = tempfile::tempdir().unwrap();
         let store = ImageStore::new(directory.path().join("images"), UnpackLimits::default());
         let (root, scratch) = (OciDigest::of(b"layers"), directory.path().join("scratch"));
@@ -186,7 +187,7 @@ mod tests {
         let hostile = File::from(held.keep().unwrap());
         hostile.unlock().unwrap();
         assert!(!is_removed(), "we hold it ourselves");
-        // A sandbox outlives whoever made it.
+        // A sandbox outlives the process that created it.
         let sandbox = held.keep().unwrap();
         drop(held);
         hostile.unlock().unwrap();

@@ -15,7 +15,7 @@ use crate::digest::HashingWriter;
 use crate::oci::{self, Descriptor, ImageConfig, Manifest};
 use crate::{ImageError, Name, OciDigest, Progress, skeleton};
 
-/// Layers that no image has (yet): a pull that was cut off is usually tried again.
+/// How long layers without an image are kept: an interrupted pull is usually tried again.
 const KEEP_UNFINISHED: Duration = Duration::from_secs(24 * 3600);
 
 /// Where programs are looked for in an image that does not say.
@@ -47,7 +47,7 @@ impl<'a> Writer<'a> {
             private(&directory.join(name))?;
         }
         let new = directory.join("new");
-        // Whoever had something in there is gone: the lock was theirs.
+        // We hold the lock, so the process that left it is gone.
         rootfs::remove_all(&new).map_err(ImageError::file(&new))?;
         let scratch = new.join(process::random_name());
         private(&scratch)?;
@@ -192,8 +192,8 @@ impl<'a> Writer<'a> {
         Ok(renamed)
     }
 
-    /// Removes a name, and what nobody else needs. Says whether a sandbox still uses its root file
-    /// system, which then goes later.
+    /// Removes a name, and the parts that no other image needs. Returns whether a sandbox still uses its root file system,
+    /// which is then removed later.
     pub fn remove(&self, name: &Name) -> Result<bool, ImageError> {
         let image = self.store.find(name)?;
         let path = self.store.names_dir().join(name.file_name());
@@ -223,7 +223,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Removes the parts of an image that no name leads to any more.
+    /// Removes the parts of an image that no name refers to.
     fn forget(&self, image: &Image) -> Result<bool, ImageError> {
         let (blobs, roots) = self.referenced()?;
         for blob in image.blobs().filter(|blob| !blobs.contains(*blob)) {

@@ -7,10 +7,10 @@ use hyper::header::HeaderMap;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use super::Egress;
 use super::denial::Denial;
 use crate::Injection;
 use crate::host::Target;
-use crate::network::Egress;
 use crate::outbound::{address, dial};
 use crate::traffic::{Metered, OpenVisit};
 

@@ -19,11 +19,11 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::server::TlsStream;
 
 use super::access::not_in_time;
+use super::connection::{http1, is_connect};
 use super::denial::Denial;
-use super::{ProxyResponse, forward, headers, http1, is_connect};
+use super::{Egress, ProxyResponse, forward, headers};
 use crate::host::Target;
 use crate::lock;
-use crate::network::Egress;
 use crate::traffic::{Metered, OpenVisit, Outcome};
 
 /// A `CONNECT` that was answered with 200, and what follows on its connection.

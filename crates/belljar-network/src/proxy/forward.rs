@@ -12,10 +12,10 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinSet;
 
+use super::connection::is_connect;
 use super::denial::Denial;
-use super::{MAX_HEAD, MAX_HEADERS, ProxyResponse, headers, is_connect};
+use super::{Egress, MAX_HEAD, MAX_HEADERS, ProxyResponse, headers};
 use crate::host::Target;
-use crate::network::Egress;
 use crate::traffic::OpenVisit;
 
 pub(super) async fn forward(egress: &Egress, request: Request<Incoming>) -> ProxyResponse {

@@ -1,4 +1,4 @@
-//! The HTTP proxy that serves one connection of a sandbox.
+//! The HTTP proxy of a sandbox.
 //!
 //! ```text
 //!   CONNECT host:443 ─────────────────────▶ check ─▶ 200 ─▶ bytes in both directions      (a tunnel)
@@ -12,24 +12,27 @@
 
 mod access;
 mod connect;
+mod connection;
 mod denial;
 mod forward;
 mod headers;
 
-use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use belljar_proto::relay::MAX_STREAMS;
 use http_body_util::combinators::BoxBody;
-use hyper::body::{Bytes, Incoming};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::Response;
+use hyper::body::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::JoinSet;
 
-use crate::lock;
-use crate::network::Egress;
-use crate::traffic::{OpenVisit, Outcome};
+#[cfg(test)]
+pub(crate) use connection::serve as serve_connection;
+
+use crate::Policy;
+use crate::network::Network;
+use crate::outbound::Resolver;
+use crate::traffic::Traffic;
 
 /// How large the head of a request or response may be, and how many headers it may have.
 const MAX_HEAD: usize = 64 << 10;
@@ -37,47 +40,67 @@ const MAX_HEADERS: usize = 128;
 
 type ProxyResponse = Response<BoxBody<Bytes, hyper::Error>>;
 
-/// Serves one connection until it ends.
-pub(crate) async fn serve(
-    egress: Arc<Egress>,
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-) {
-    let granted = Arc::new(Mutex::new(None));
-    let service = service_fn(|request: Request<Incoming>| {
-        let (egress, granted) = (Arc::clone(&egress), Arc::clone(&granted));
-        async move {
-            Ok::<_, Infallible>(match *request.method() {
-                Method::CONNECT => connect::connect(&egress, request, &granted).await,
-                _ => forward::forward(&egress, request).await,
-            })
-        }
+/// Serves the proxy on the connections of one sandbox, until the result is dropped.
+pub fn serve(
+    network: &Arc<Network>,
+    policy: &Policy,
+    traffic: &Arc<Traffic>,
+    connections: impl Connections,
+) -> Serving {
+    let egress = Arc::new(Egress {
+        network: Arc::clone(network),
+        policy: policy.clone(),
+        traffic: Arc::clone(traffic),
+        resolver: Resolver::new(Arc::clone(&network.dns)),
     });
-    let served = http1(&egress).serve_connection(TokioIo::new(stream), service).with_upgrades();
-    if let Err(error) = served.await
-        && error.is_parse()
-    {
-        let mut visit = OpenVisit::begin(&egress.traffic, "", None);
-        visit.set_outcome(Outcome::Refused, format!("the client did not send HTTP: {error}"));
-    }
-    let granted = lock(&granted).take();
-    if let Some(granted) = granted {
-        granted.serve(&egress).await;
+    Serving(tokio::spawn(serve_all(egress, connections)))
+}
+
+/// The proxy of one sandbox.
+#[derive(Debug)]
+pub(crate) struct Egress {
+    pub(crate) network: Arc<Network>,
+    pub(crate) policy: Policy,
+    pub(crate) traffic: Arc<Traffic>,
+    /// Its own, so that slow names of one sandbox do not delay others.
+    pub(crate) resolver: Resolver,
+}
+
+/// Connections that code in one sandbox opens to the proxy.
+pub trait Connections: Send + 'static {
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// The next connection; `None` when there will be no more.
+    fn next(&mut self) -> impl Future<Output = Option<Self::Stream>> + Send;
+}
+
+/// A running proxy; dropping it closes its connections.
+#[derive(Debug)]
+#[must_use = "dropping it stops the proxy"]
+pub struct Serving(tokio::task::JoinHandle<()>);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
-fn http1(egress: &Egress) -> http1::Builder {
-    let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(egress.network.timeouts.head)
-        .max_buf_size(MAX_HEAD)
-        .max_headers(MAX_HEADERS)
-        // Some clients shut down their side after the request and still read the response.
-        .half_close(true);
-    builder
-}
+/// Connections of one sandbox that are served at the same time. There can be more than are relayed: a client
+/// that disconnects ends its relayed connection at once, and the request to the host later.
+const MAX_SERVED: usize = 4 * MAX_STREAMS;
 
-/// Case-insensitive, as some hosts read methods.
-fn is_connect(method: &Method) -> bool {
-    method.as_str().eq_ignore_ascii_case("CONNECT")
+async fn serve_all(egress: Arc<Egress>, mut connections: impl Connections) {
+    // Dropping the set ends them all.
+    let mut serving = JoinSet::new();
+    loop {
+        tokio::select! {
+            stream = connections.next(), if serving.len() < MAX_SERVED => match stream {
+                Some(stream) => {
+                    serving.spawn(connection::serve(Arc::clone(&egress), stream));
+                }
+                None => return,
+            },
+            Some(_) = serving.join_next() => {}
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Whatever code in a sandbox says to the proxy, and whatever a site answers.
+//! Fuzzes requests of sandboxes, responses of sites, and policies.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn hasty(port: u16) -> Proxy {
     proxy
 }
 
-/// What a client hears that says this, while the site answers every request so.
+/// What a client receives for this request, if the site sends this answer.
 async fn conversation(request: &[u8], answer: &[u8]) -> Vec<u8> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -47,13 +47,13 @@ async fn conversation(request: &[u8], answer: &[u8]) -> Vec<u8> {
         let mut client = listening.connect();
         let _ = client.write_all(&with_port(request, port)).await;
         let _ = client.shutdown().await;
-        let mut heard = Vec::new();
-        let ended = tokio::time::timeout(20 * MOMENT, client.read_to_end(&mut heard)).await;
+        let mut received = Vec::new();
+        let ended = tokio::time::timeout(20 * MOMENT, client.read_to_end(&mut received)).await;
         assert!(ended.is_ok(), "the proxy does not end");
-        heard
+        received
     };
     tokio::select! {
-        heard = client => heard,
+        received = client => received,
         () = site => unreachable!("it listens for ever"),
     }
 }
@@ -98,9 +98,9 @@ fn answers() -> Vec<Vec<u8>> {
 
 fn run(request: &[u8], answer: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let heard = runtime.block_on(conversation(request, answer));
+    let received = runtime.block_on(conversation(request, answer));
     // Every answer that the proxy gives begins as one.
-    assert!(heard.is_empty() || heard.starts_with(b"HTTP/1."), "{}", heard.escape_ascii());
+    assert!(received.is_empty() || received.starts_with(b"HTTP/1."), "{}", received.escape_ascii());
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! Arrow's stream format, which a file in Arrow's file format has inside: its first message is the
-//! schema, as a flatbuffer. Of that, only the names of the columns at the top are read.
+//! Arrow's stream format, which Arrow files contain too. The first message is the schema, a flatbuffer; only the names
+//! of top-level columns are read.
 
-use super::{Content, MAX_COLUMNS, MAX_METADATA, column_name};
+use super::{FileContent, MAX_COLUMNS, MAX_METADATA, column_name};
 
-/// The magic, and two bytes that align what follows.
+/// The magic bytes and two bytes of padding.
 const FILE_MAGIC: &[u8] = b"ARROW1\0\0";
 
 /// Stands before the length of a message.
@@ -12,7 +12,7 @@ const CONTINUATION: &[u8] = &[0xFF; 4];
 /// The type of a message that is a schema.
 const SCHEMA: u8 = 1;
 
-pub(super) fn columns(content: &Content<'_>, head: &[u8]) -> Option<Vec<String>> {
+pub(super) fn columns(content: &FileContent<'_>, head: &[u8]) -> Option<Vec<String>> {
     let stream = head.strip_prefix(FILE_MAGIC).unwrap_or(head);
     let (length, message) = stream.strip_prefix(CONTINUATION)?.split_first_chunk()?;
     let length = usize::try_from(i32::from_le_bytes(*length)).ok()?;
@@ -36,7 +36,7 @@ fn names(buffer: &Flatbuffer<'_>) -> Option<Vec<String>> {
     (0..length.min(MAX_COLUMNS))
         .map(|which| {
             let field = buffer.follow(fields + 4 + 4 * which)?;
-            // Without a name, there is no slot for one.
+            // A field without a name has no slot for it.
             let Some(name) = buffer.slot(field, 0) else {
                 return Some(String::new());
             };
@@ -45,16 +45,16 @@ fn names(buffer: &Flatbuffer<'_>) -> Option<Vec<String>> {
         .collect()
 }
 
-/// Positions are from the beginning, and looked at only if they are inside.
+/// Positions count from the beginning, and are checked before they are read.
 struct Flatbuffer<'a>(&'a [u8]);
 
 impl<'a> Flatbuffer<'a> {
-    /// Where the offset at `at` leads to.
+    /// The position that the offset at `at` refers to.
     fn follow(&self, at: usize) -> Option<usize> {
         at.checked_add(usize::try_from(self.unsigned(at)?).ok()?)
     }
 
-    /// Where the table at `table` has this one of its fields, if it has it: its list of them says so.
+    /// The position of a field in the table at `table`, from the table's vtable; `None` if it has no such field.
     fn slot(&self, table: usize, which: usize) -> Option<usize> {
         let back = i64::from(self.unsigned(table)?.cast_signed());
         let list = usize::try_from(i64::try_from(table).ok()?.checked_sub(back)?).ok()?;

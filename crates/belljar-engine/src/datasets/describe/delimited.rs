@@ -4,7 +4,7 @@
 use std::mem;
 use std::ops::ControlFlow;
 
-use super::{Content, MAX_COLUMNS, MAX_COUNTED, MAX_NAME_BYTES, column_name};
+use super::{FileContent, MAX_COLUMNS, MAX_COUNTED, MAX_NAME_BYTES, column_name};
 
 /// In the order of preference.
 const DELIMITERS: [u8; 4] = *b",;\t|";
@@ -48,7 +48,7 @@ pub(super) fn delimiter(head: &[u8], prefers_tabs: bool) -> u8 {
 
 /// The names in the first record, and how many follow it.
 pub(super) fn columns_and_rows(
-    content: &Content<'_>,
+    content: &FileContent<'_>,
     delimiter: u8,
 ) -> (Option<Vec<String>>, Option<u64>) {
     let counted = content.size <= MAX_COUNTED;

@@ -1,7 +1,7 @@
 //! The footer of a Parquet file: `FileMetaData`, in Thrift's compact protocol, its length, and the
 //! magic once more. Of the metadata, only the schema and the number of rows are read.
 
-use super::{Content, MAX_COLUMNS, MAX_METADATA, column_name};
+use super::{FileContent, MAX_COLUMNS, MAX_METADATA, column_name};
 
 /// Behind the metadata: four bytes of length and four of magic.
 const TRAILER: usize = 8;
@@ -10,7 +10,7 @@ const TRAILER: usize = 8;
 const MAX_DEPTH: u32 = 32;
 
 /// Names of the columns at the top, and the number of rows the file claims to have.
-pub(super) fn columns_and_rows(content: &Content<'_>) -> Option<(Vec<String>, u64)> {
+pub(super) fn columns_and_rows(content: &FileContent<'_>) -> Option<(Vec<String>, u64)> {
     let trailer_at = content.size.checked_sub(TRAILER as u64)?;
     let trailer = content.read_all(trailer_at, TRAILER)?;
     let (length, magic) = trailer.split_first_chunk()?;
@@ -96,7 +96,7 @@ mod kind {
     pub(super) const UUID: u8 = 13;
 }
 
-/// Reads the compact protocol. Whatever is claimed to be there, every element takes at least a byte:
+/// Reads Thrift's compact protocol. Every element has at least one byte, whatever length is declared:
 /// no length can keep us busy for longer than the bytes last.
 struct Thrift<'a> {
     rest: &'a [u8],

@@ -140,7 +140,7 @@ fn the_worst_table_takes_little_time() {
     let bytes = b"\"\",".repeat(usize::try_from(MAX_COUNTED).unwrap() / 3);
     let before = Instant::now();
     assert_eq!(described("a.csv", &bytes).rows, Some(0));
-    // Less than a second if nobody else is busy; only a hang is looked for.
+    // It takes less than a second on an idle machine; the limit only detects a hang.
     assert!(before.elapsed() < Duration::from_secs(20), "{:?}", before.elapsed());
 }
 
@@ -273,7 +273,7 @@ fn nothing_is_read_behind_the_size_and_the_cursor_stays() {
     file.seek(io::SeekFrom::Start(5)).unwrap();
     assert_eq!(describe("a.csv", &file, 8), description("csv", &["a", "b"], 1));
     assert_eq!(file.stream_position().unwrap(), 5);
-    // It was longer when it was looked at: nobody knows how many rows there were.
+    // The file is shorter than the given size, so its rows are unknown.
     let shrunk = describe("a.csv", &file, 1000);
     assert_eq!(shrunk, Description { rows: None, ..description("csv", &["a", "b"], 0) });
     assert_eq!(describe("a.csv", &file, u64::MAX).columns.unwrap(), ["a", "b"]);
@@ -421,7 +421,7 @@ const ARROW_STREAM: &str = "ffffffffa80000001000000000000a000c000600050008000a00
     0000100014000800060007000c00000010001000000000000102100000001c0000000400000000000000020000006964000008000c000800\
     070008000000000000014000000000000000ffffffff00000000";
 
-/// Whatever somebody calls a dataset: no panic, and no more memory than its size and a little.
+/// Any bytes as a dataset: no panic, and little more memory than its size.
 #[test]
 fn fuzz_descriptions() {
     let hex: Vec<u8> = ARROW_STREAM.bytes().filter(u8::is_ascii_hexdigit).collect();

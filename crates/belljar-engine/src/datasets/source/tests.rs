@@ -160,7 +160,7 @@ async fn fetch(sources: &Sources, id: &str) -> Result<(Fetched, String), SourceE
     }
 }
 
-/// The error's code and all it says, which is no secret.
+/// The code and the message of the error, after a check that they hold no secret.
 async fn refused(sources: &Sources, id: &str) -> (&'static str, String) {
     let error = fetch(sources, id).await.unwrap_err();
     for said in [in_full(&error), format!("{error:?}"), format!("{sources:?}")] {
@@ -310,7 +310,7 @@ async fn redirects_are_followed_and_our_headers_stay_at_home() {
 }
 
 #[tokio::test]
-async fn redirects_to_neighbours_are_refused_unless_allowed() {
+async fn redirects_to_near_addresses_are_refused_unless_allowed() {
     let neighbour = Server::start(|_| ok("", "internal")).await;
     let port = neighbour.port;
     let server = Server::start(move |head| {
@@ -426,7 +426,7 @@ async fn sources_that_stop_or_go_on_for_ever_are_left() {
 }
 
 #[tokio::test]
-async fn nobody_there_and_nobody_waiting_are_said() {
+async fn cancelled_transfers_and_unreachable_hosts_are_reported() {
     let server = Server::start(|_| ok("", "abc")).await;
     let given_up = source_at(&server, json!({}));
     let (sender, chunks) = mpsc::channel(1);
@@ -437,8 +437,8 @@ async fn nobody_there_and_nobody_waiting_are_said() {
 
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = format!("http://data.test:{}/{{name}}", free.port());
-    let nobody = sources(&json!({"s/": {"url": url, "allow": ["data.test"]}}));
-    assert_eq!(refused(&nobody, "s/a").await.0, "source_unreachable");
+    let closed = sources(&json!({"s/": {"url": url, "allow": ["data.test"]}}));
+    assert_eq!(refused(&closed, "s/a").await.0, "source_unreachable");
     let nowhere = sources(&json!({"s/": "http://nowhere.invalid/{name}"}));
     assert_eq!(refused(&nowhere, "s/a").await.0, "source_unreachable");
 }

@@ -12,7 +12,6 @@ use super::upload::begin_arrival;
 use crate::clock;
 use crate::datasets::source::FetchOutcome;
 use crate::datasets::{Content, DatasetInfo, DatasetName, DatasetStatus, Known};
-
 use crate::error::EngineError;
 use crate::session::Session;
 use crate::state::EngineState;

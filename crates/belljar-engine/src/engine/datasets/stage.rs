@@ -9,12 +9,11 @@ use belljar_runtime::{UntrustedFile, paths};
 use super::listing::{LISTED, is_temporary, modified_ms};
 use crate::clock;
 use crate::datasets::{Arriving, Content, DatasetInfo, DatasetName, DatasetRow, DatasetStatus};
-use crate::store::Digest;
-
 use crate::error::{EngineError, in_full};
 use crate::session::Session;
 use crate::spec::Datasets;
 use crate::state::EngineState;
+use crate::store::Digest;
 
 impl EngineState {
     pub(super) async fn dataset_pending(
