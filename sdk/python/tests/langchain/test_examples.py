@@ -111,7 +111,7 @@ def test_examples_come_with_the_package(home: Path, reader: User) -> None:
     listed = reader.python(*module)
     agents = {path.stem: path for path in EXAMPLES.glob("*.py") if "from agents import" in path.read_text()}
     assert {line.split()[0] for line in listed.splitlines() if line} == {*agents, "python"}
-    assert "local_datasets    An agent that works on the files of a directory" in listed
+    assert "local_datasets    An agent that reads files of a local directory" in listed
     # They are the files themselves, and what is packed of a link is its content.
     package = REPOSITORY / "sdk" / "python" / "src" / "belljar" / "examples"
     for path in [*agents.values(), EXAMPLES / "agents.py", *(EXAMPLES / "data").iterdir()]:
