@@ -102,7 +102,9 @@ fn create(args: KeyCreateArgs, settings: &Settings) -> Result<()> {
         format!("created {id}, but could not print the key; `belljar key revoke {id}` removes it")
     })?;
     if is_first {
-        eprintln!("It is the only valid key: from now on the server refuses requests without a key.");
+        eprintln!(
+            "It is the only valid key: from now on the server refuses requests without a key."
+        );
         eprintln!("`belljar key revoke --allow-keyless {id}` allows local use without keys again.");
     }
     Ok(())
