@@ -66,9 +66,9 @@ fn a_key_is_shown_once_and_only_its_hash_is_kept() {
     --- stdout
     bjk_[...]
     --- stderr
-    Made key_[...] for tenant default. This is the key; it is not shown again:
-    It is the only valid key: from now on the server wants one from everybody.
-    `belljar key revoke --allow-keyless key_[...]` goes back to local use without keys.
+    Created key_[...] for tenant default. This is the key; it is not shown again:
+    It is the only valid key: from now on the server refuses requests without a key.
+    `belljar key revoke --allow-keyless key_[...]` allows local use without keys again.
     ");
     let second = context.call(["key", "create", "--name", "laptop"]);
     assert_snapshot!(redacted(&second), @r"
@@ -76,7 +76,7 @@ fn a_key_is_shown_once_and_only_its_hash_is_kept() {
     --- stdout
     bjk_[...]
     --- stderr
-    Made key_[...] for tenant default. This is the key; it is not shown again:
+    Created key_[...] for tenant default. This is the key; it is not shown again:
     ");
     assert_ne!(made.stdout, second.stdout);
     let secret = made.stdout();
@@ -97,7 +97,7 @@ fn lists_show_limits_and_never_hashes_or_secrets() {
     exit 0
     --- stdout
     --- stderr
-    There are no keys; `belljar key create --name NAME` makes one.
+    There are no keys; `belljar key create --name NAME` creates one.
     ");
     assert!(list(&context).is_empty());
     assert!(!context.path("state").exists(), "who only looks makes nothing");
@@ -177,14 +177,14 @@ fn after_the_last_key_there_is_a_way_back_to_local_use_without_keys() {
     --- stdout
     Revoked key_[...].
     --- stderr
-    belljar: warning: no valid key is left; the server refuses everybody until `belljar key create --name NAME` makes another, or `belljar key revoke --allow-keyless` allows local use without keys
+    belljar: warning: no valid key is left; the server refuses all requests until `belljar key create --name NAME` creates one, or `belljar key revoke --allow-keyless` allows local use without keys
     ");
     assert!(!is_let_in(), "revoking alone opens nothing");
     assert_snapshot!(context.call(["key", "revoke", "--allow-keyless"]), @r"
     exit 0
     --- stdout
     --- stderr
-    No key is needed any more by a server on loopback or a UNIX socket; everybody who can reach it there may use it.
+    A server on loopback or a UNIX socket needs no key any more; everyone who can reach it there may use it.
     ");
     eventually_blocking("no key is needed", is_let_in);
     assert!(list(context).is_empty());

@@ -145,7 +145,7 @@ fn a_setup_that_fails_leaves_the_environment_that_was_there() {
 
     let failed = context.call(["setup", "--with", "this is bad!!"]);
     assert_eq!(failed.code, Some(125), "{failed}");
-    assert!(failed.stderr().contains("python` is as it was: "), "{failed}");
+    assert!(failed.stderr().contains("python` was not changed: "), "{failed}");
     let run = context.run(["-c", code]);
     assert_eq!(run.to_string(), "exit 0\n--- stdout\n'first'\n--- stderr\n");
 

@@ -1,4 +1,4 @@
-//! Which backend makes the sandboxes, and how it is started.
+//! Chooses and starts the backend that makes sandboxes.
 
 use std::fs;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use belljar_runtime::{Runtime, RuntimeError};
 use crate::home;
 use crate::settings::{Choice, DOCKER_IMAGE, Settings};
 
-/// A backend that was chosen, not yet inside an async runtime.
+/// A chosen backend, before the async runtime starts.
 #[derive(Debug)]
 pub enum Prepared {
     Native(Box<native::Prepared>),
@@ -19,7 +19,7 @@ pub enum Prepared {
 }
 
 impl Prepared {
-    /// Chooses, and starts what must be started before any thread.
+    /// Chooses a backend, and starts what must be started before any thread.
     pub fn start(settings: &Settings) -> Result<Prepared> {
         match settings.backend.choice {
             Choice::Native => native(settings),
@@ -36,7 +36,7 @@ impl Prepared {
         }
     }
 
-    /// Where this kind of backend runs sandboxes from, if nobody says otherwise.
+    /// The default image of this backend.
     #[must_use]
     pub fn default_image(&self, settings: &Settings) -> String {
         match self {
@@ -47,8 +47,8 @@ impl Prepared {
         }
     }
 
-    /// Goes on inside an async runtime. With an owner, sandboxes outlive this process, and it is
-    /// worth keeping an interpreter warm for them.
+    /// Starts the backend inside the async runtime. With an owner, sandboxes outlive this process, and an interpreter is
+    /// kept warm for them.
     pub async fn launch(self, owner: Option<&str>) -> Result<Arc<dyn Runtime>, RuntimeError> {
         Ok(match (self, owner) {
             (Prepared::Native(prepared), Some(owner)) => {
@@ -67,7 +67,7 @@ fn native(settings: &Settings) -> Result<Prepared> {
 }
 
 pub fn docker_config(settings: &Settings) -> Result<DockerConfig> {
-    // The engine mounts it by its name.
+    // The engine mounts it by its path.
     let executable =
         fs::read_link("/proc/self/exe").context("failed to find the belljar binary")?;
     if !executable.is_file() {
@@ -87,8 +87,8 @@ pub fn docker_config(settings: &Settings) -> Result<DockerConfig> {
     })
 }
 
-/// Whether there is an engine with the image that sandboxes are made from. Asked in an event loop of
-/// its own, on this thread: there are no others yet.
+/// Whether an engine with the image answers. Uses an event loop of its own on this thread, because no other thread may
+/// exist yet.
 fn answers(config: &DockerConfig) -> bool {
     let asking = DockerRuntime::has_image(config);
     let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -1,4 +1,4 @@
-//! What `belljar setup` leaves behind and every other command starts from.
+//! What `belljar setup` created and other commands use: environments, images and the database.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,17 +13,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::settings::Settings;
 
-/// The record of a finished setup, written last: its presence means that all the rest is there.
+/// The manifest of an environment. It is written last, so its presence means that the environment is complete.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Version of this file's format.
+    /// The version of the format of this file.
     pub format: u32,
     pub python_version: String,
     pub base_prefix: PathBuf,
     pub packages: Vec<String>,
 }
 
-/// Other sandboxes call their only image by these names, and their users bring their `.env` along.
+/// Names of the only image of other sandbox products, whose users may have them in their `.env`.
 const ALSO_HOST: [&str; 6] = [
     "sandbox",
     "sandbox:latest",
@@ -45,8 +45,7 @@ pub fn environment_python(settings: &Settings) -> PathBuf {
     if python.exists() { python } else { "python3".into() }
 }
 
-/// The environment that tasks for the browser are done with: one of its own, because browser-use
-/// wants exactly certain versions of a hundred packages.
+/// The environment of browser tasks: a separate one, because browser-use needs exact versions of a hundred packages.
 pub fn browser_use_dir(settings: &Settings) -> PathBuf {
     settings.home.join("browser-use")
 }
@@ -61,7 +60,7 @@ pub fn read_manifest(environment: &Path) -> Option<Manifest> {
     (manifest.format == MANIFEST_FORMAT && manifest.base_prefix.is_dir()).then_some(manifest)
 }
 
-/// The image of this machine: the environment that setup made, or the distribution's bare Python.
+/// The image `host`: with the environment that setup made, or else the distribution's own Python.
 pub fn image(settings: &Settings) -> Result<Image> {
     let environment = environment_dir(settings);
     let (python, host_python) = match read_manifest(&environment) {
@@ -77,7 +76,7 @@ pub fn image(settings: &Settings) -> Result<Image> {
         }
         None => {
             let python = match Python::of_distribution() {
-                // The machine needs none where sandboxes are made from something else.
+                // Not needed if sandboxes use another image.
                 None if native_image(settings) != belljar_image::HOST => Python::nowhere(),
                 python => python
                     .context("there is no Python for sandboxes yet; run `belljar setup` first")?,
@@ -88,7 +87,7 @@ pub fn image(settings: &Settings) -> Result<Image> {
     };
     let kernels = kernels(settings, Some(&host_python))?;
     let browser_use = browser_use_dir(settings);
-    // It runs with the interpreter that is shown inside.
+    // It uses the same interpreter, so their prefixes must be equal.
     let fits = |manifest: &Manifest| manifest.base_prefix == python.base_prefix;
     let browser_use = read_manifest(&browser_use).filter(fits).map(|_| browser_use);
     Ok(Image {
@@ -101,12 +100,12 @@ pub fn image(settings: &Settings) -> Result<Image> {
     })
 }
 
-/// The directory with the kernels' scripts, compiled where there is somebody to do it.
+/// The directory of the kernels' scripts, compiled if there is a Python.
 pub fn kernels(settings: &Settings, python: Option<&Path>) -> Result<PathBuf> {
     kernels::materialize(&settings.home, |directory| {
-        // Only saves time later, so a failure is nobody's concern.
+        // A failure only costs time later.
         let _ = Command::new(python.unwrap_or(Path::new("python3")))
-            // Without `site`: what packages would have it run must not run here.
+            // Without `site`, which would run code of packages here.
             .args(["-I", "-S", "-m", "compileall", "-q"])
             .arg(directory)
             .stdout(Stdio::null())
@@ -116,7 +115,7 @@ pub fn kernels(settings: &Settings, python: Option<&Path>) -> Result<PathBuf> {
     .with_context(|| format!("failed to write below `{}`", settings.home.display()))
 }
 
-/// What native sandboxes are made from that ask for nothing else.
+/// The default image of native sandboxes.
 #[must_use]
 pub fn native_image(settings: &Settings) -> String {
     let named = settings.backend.image.as_deref().unwrap_or(belljar_image::HOST);
@@ -125,7 +124,7 @@ pub fn native_image(settings: &Settings) -> String {
     if is_host { belljar_image::HOST.to_owned() } else { named.to_owned() }
 }
 
-/// Images other than the machine itself.
+/// The store of images other than `host`.
 #[must_use]
 pub fn images(settings: &Settings) -> ImageStore {
     let limits = UnpackLimits { bytes: settings.image_bytes, ..UnpackLimits::default() };
@@ -138,7 +137,7 @@ pub fn database(settings: &Settings) -> PathBuf {
     settings.state_dir.join("belljar.db")
 }
 
-/// Starts the spawner. Must come before any thread.
+/// Starts the spawner. Must be called before any thread is started.
 pub fn prepare_runtime(settings: &Settings) -> Result<Prepared> {
     let default = native_image(settings);
     if default != belljar_image::HOST {

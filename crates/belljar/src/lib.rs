@@ -1,5 +1,4 @@
-//! `belljar`: one binary, configuration and commands. A library only so that tests can start from
-//! the same configuration as the commands do.
+//! `belljar`: the program: settings and commands. It is a library only so that tests can use the same settings.
 
 #![forbid(unsafe_code)]
 
@@ -22,7 +21,7 @@ pub fn main() -> ExitCode {
     match commands::dispatch(cli.command) {
         Ok(code) => code,
         Err(error) => {
-            // The whole chain, once, in one sentence.
+            // The whole chain of causes, in one line.
             logging::fail(&commands::without_escapes(&format!("{error:#}")));
             ExitCode::from(commands::EXIT_FAILED)
         }

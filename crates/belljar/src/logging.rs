@@ -1,4 +1,4 @@
-//! What goes to standard error while we work.
+//! The log, and messages on standard error.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
@@ -12,22 +12,21 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::settings::{LogFormat, LogSettings};
 
-/// Libraries that log what goes through them: what people type, code, environments. None of that
-/// belongs into a log, however much is asked for.
+/// Libraries whose debug logs contain the input of users, code and environments. None of that may be logged, at any level.
 const TALKATIVE: [&str; 4] =
     ["tungstenite=info", "tokio_tungstenite=info", "bollard=info", "hyper=info"];
 
-/// Whether everything that this process says on standard error is a line of JSON: a server that logs so.
+/// Whether everything on standard error is a line of JSON: in a server with BELLJAR_LOG_FORMAT=json.
 static ALL_JSON: AtomicBool = AtomicBool::new(false);
 
-/// Before the settings are read, which may fail: what the environment alone says.
+/// For the time before the settings are read, which may fail: uses only the environment.
 pub(crate) fn expect_json(is_server: bool) {
     let asked =
         std::env::var("BELLJAR_LOG_FORMAT").is_ok_and(|it| it.trim().eq_ignore_ascii_case("json"));
     ALL_JSON.store(is_server && asked, Ordering::Relaxed);
 }
 
-/// Logs as the settings say, or from `default` on where they say nothing.
+/// Starts the log by the settings; `default` is the level if none is set.
 pub(crate) fn start(settings: &LogSettings, default: &str, is_server: bool) {
     let all_json = is_server && settings.format == LogFormat::Json;
     ALL_JSON.store(all_json, Ordering::Relaxed);
@@ -36,7 +35,7 @@ pub(crate) fn start(settings: &LogSettings, default: &str, is_server: bool) {
         std::panic::set_hook(Box::new(|panic| write_json("ERROR", &panicked(panic))));
     }
     let filter = discreet(EnvFilter::new(settings.filter.as_deref().unwrap_or(default)));
-    // Colours are for people, not for files.
+    // No colours in files.
     let coloured = io::stderr().is_terminal();
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(coloured);
     match settings.format {
@@ -45,7 +44,7 @@ pub(crate) fn start(settings: &LogSettings, default: &str, is_server: bool) {
     }
 }
 
-/// For the spawner, which reads no settings: the server that starts it says how to log.
+/// Starts the log of the spawner, which reads no settings: the server passes the format.
 pub(crate) fn start_spawner(json: bool) {
     let filter = EnvFilter::try_from_env("BELLJAR_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let lines = tracing_subscriber::fmt().with_env_filter(discreet(filter)).with_ansi(false);
@@ -58,17 +57,17 @@ pub(crate) fn start_spawner(json: bool) {
     }
 }
 
-/// Says something for people who start a server, whatever is to be logged.
+/// Prints a message for the user who starts a server, at any log level.
 pub(crate) fn announce(text: &str) {
     say("INFO", text, text);
 }
 
-/// The same of something that is wrong and does not keep us from going on.
+/// Prints a warning, at any log level.
 pub(crate) fn warn(text: &str) {
     say("WARN", text, &format!("belljar: warning: {text}"));
 }
 
-/// The last words.
+/// Prints the error that ends the program.
 pub(crate) fn fail(text: &str) {
     say("ERROR", text, &format!("belljar: {text}"));
 }
@@ -86,7 +85,7 @@ fn say(level: &str, message: &str, in_words: &str) {
     }
 }
 
-/// A line as the rest of the log has them.
+/// Writes a line in the format of the log.
 fn write_json(level: &str, fields: &Map<String, Value>) {
     let line = json!({
         "timestamp": clock::rfc3339(clock::now_ms()),
@@ -97,7 +96,7 @@ fn write_json(level: &str, fields: &Map<String, Value>) {
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// What is known of a panic.
+/// The fields of a panic.
 fn panicked(panic: &std::panic::PanicHookInfo<'_>) -> Map<String, Value> {
     let payload = panic.payload();
     let text = payload.downcast_ref::<&str>().copied();
@@ -122,11 +121,10 @@ fn discreet(filter: EnvFilter) -> EnvFilter {
     directives.fold(filter, EnvFilter::add_directive)
 }
 
-/// Standard error, an event a line: a name that somebody chose, with a newline in it, must not look
-/// like another event.
+/// Writes one event per line to standard error: a newline in a user's text must not begin a false event.
 #[derive(Debug, Clone, Copy)]
 struct OneLine {
-    /// Colours are escape sequences too, and stay. Those of others were escaped before.
+    /// Keeps escape sequences, which are our colours; those in users' text were escaped before.
     coloured: bool,
 }
 
@@ -154,7 +152,7 @@ impl OneLine {
 }
 
 impl Write for OneLine {
-    /// Called with a whole event.
+    /// Is called with a whole event.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         let line = self.of(&String::from_utf8_lossy(event));
         io::stderr().write_all(line.as_bytes())?;

@@ -1,4 +1,4 @@
-//! Tables for people: columns as wide as they need to be.
+//! Tables as text, with columns as wide as needed.
 
 /// Renders rows below a header; the last column is not padded.
 pub(crate) fn render(header: &[&str], rows: &[Vec<String>]) -> String {

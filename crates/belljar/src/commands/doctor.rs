@@ -1,4 +1,4 @@
-//! `belljar doctor`: what this machine can enforce, tried and not guessed.
+//! `belljar doctor`: tests what this machine can enforce.
 
 use std::fs;
 use std::io;
@@ -34,9 +34,9 @@ pub(crate) struct DoctorArgs {
 #[serde(rename_all = "snake_case")]
 enum State {
     Ok,
-    /// Sandboxes run, with less protection or comfort.
+    /// Sandboxes run, with less protection or fewer features.
     Weak,
-    /// Not there; sandboxes run as well without it.
+    /// Not available; sandboxes do not need it.
     Absent,
     /// No sandbox can run.
     Broken,
@@ -84,7 +84,7 @@ pub(super) fn doctor(args: &DoctorArgs, settings: &Settings) -> Result<ExitCode>
     Ok(if diagnosis.usable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Wide enough to be read, and no wider than people have their terminals.
+/// The width of the table: readable, and not wider than the terminal.
 const WIDEST: usize = 100;
 const NARROWEST: usize = 60;
 
@@ -93,7 +93,7 @@ fn width() -> usize {
     columns.clamp(NARROWEST, WIDEST)
 }
 
-/// A table with a finding per row; what to do about one stands below what was seen.
+/// A table with one finding per row; the advice is below the detail.
 fn describe(diagnosis: &Diagnosis, paint: Paint, width: usize) -> String {
     let widest = diagnosis.findings.iter().map(|finding| finding.feature.len()).max().unwrap_or(0);
     let feature_width = widest.max("feature".len());
@@ -139,7 +139,7 @@ fn describe(diagnosis: &Diagnosis, paint: Paint, width: usize) -> String {
 
 const STATE_WIDTH: usize = "broken".len();
 
-/// Lines of at most this many characters, broken between words; a longer word is cut.
+/// Breaks text into lines of at most this many characters, between words; a longer word is cut.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -202,7 +202,7 @@ fn landlock_finding() -> Finding {
     }
 }
 
-/// Makes a small volume as the server would, and fills it.
+/// Creates a small volume as the server does, and fills it.
 fn volumes(settings: &Settings) -> Finding {
     let weak = |detail: String, advice: &str| Finding {
         feature: "volumes",
@@ -231,7 +231,7 @@ fn volumes(settings: &Settings) -> Finding {
     }
 }
 
-/// How the files of sessions with storage BIND are kept. That an image holds is what volumes try.
+/// How the files of sessions with storage BIND are stored. The finding about volumes tests that sizes are enforced.
 fn session_files(settings: &Settings) -> Finding {
     let disk = settings.server.disk(settings.strict);
     let feature = "session files";
@@ -273,7 +273,7 @@ fn python(settings: &Settings) -> Finding {
     }
 }
 
-/// The browser of sandboxes made from this machine; images bring their own.
+/// The browser of sandboxes with the image `host`; other images have their own.
 fn chromium(settings: &Settings) -> Finding {
     let tasks = match home::read_manifest(&home::browser_use_dir(settings)) {
         Some(_) => "with browser-use for tasks",
@@ -294,7 +294,7 @@ fn chromium(settings: &Settings) -> Finding {
     }
 }
 
-/// What runs JavaScript and TypeScript in sandboxes made from this machine.
+/// The runtime of JavaScript and TypeScript in sandboxes with the image `host`.
 fn node() -> Finding {
     let version = Command::new("node").arg("--version").stdin(Stdio::null()).output();
     match version {
@@ -310,7 +310,7 @@ fn node() -> Finding {
     }
 }
 
-/// An engine that could run sandboxes as containers, where they are made natively.
+/// A container engine, if the backend is native.
 async fn other_engine(settings: &Settings) -> Finding {
     let absent = |detail: String, advice: &str| Finding {
         feature: "docker",
@@ -346,7 +346,7 @@ fn no_namespaces(error: &anyhow::Error) -> Finding {
     }
 }
 
-/// Makes sandboxes and attacks their limits.
+/// Makes sandboxes and tests their limits.
 fn sandboxes(prepared: Prepared, settings: &Settings) -> Result<Vec<Finding>> {
     let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
     event_loop.context("failed to start the event loop")?.block_on(async {
@@ -382,7 +382,7 @@ async fn docker(config: DockerConfig, settings: &Settings) -> Result<Vec<Finding
     Ok(findings)
 }
 
-/// What the self-test finds; `made` is said where sandboxes could be made at all.
+/// The findings of the self-test; `made` is added if a sandbox could be made.
 async fn limit_findings(
     runtime: Arc<dyn Runtime>,
     settings: &Settings,

@@ -1,4 +1,4 @@
-//! One file per command.
+//! The commands, one file or folder each.
 
 pub(crate) mod artifacts;
 mod bench;
@@ -49,14 +49,14 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
         logging::start_spawner(json_logs);
         return spawner::spawner(inside);
     }
-    // Nothing of a host is there to be read: no settings, no terminal.
+    // Inside a container there are no settings to read.
     if let Command::Guest(args) = command {
         return guest::guest(args);
     }
     if let Command::BuildStep = command {
         return image::build_step();
     }
-    // Neither needs settings, and wrong ones are no reason not to.
+    // These need no settings, so wrong settings must not make them fail.
     match &command {
         Command::Completions(args) => return completions::completions(args),
         Command::Man(args) => return completions::man(args),
@@ -66,7 +66,7 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
     carry_out(command, &flags).map_err(|error| named_as_flag(error, &flags))
 }
 
-/// Settings are called by the names of variables. Where a flag stood for one, the error names the flag.
+/// Errors of settings name variables. If a flag set the value, the error names the flag instead.
 fn named_as_flag(error: anyhow::Error, flags: &[(&'static str, String)]) -> anyhow::Error {
     let text = format!("{error:#}");
     for (variable, value) in flags.iter().filter(|(_, value)| !value.is_empty()) {
@@ -109,7 +109,7 @@ fn carry_out(command: Command, flags: &[(&'static str, String)]) -> Result<ExitC
     }
 }
 
-/// Does something as a client of the server that the settings name.
+/// Runs `work` with a client of the server that the settings name.
 fn as_client(
     settings: &Settings,
     work: impl AsyncFnOnce(&Client) -> Result<ExitCode>,

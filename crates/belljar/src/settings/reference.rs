@@ -1,6 +1,5 @@
-//! `docs/settings.md` and the list of settings in the Python package, made from the declarations.
-//! `BLESS=1 cargo test -p belljar --lib settings` writes them; without that, the test fails when one
-//! is out of date.
+//! Generates `docs/settings.md` and the list of settings in the Python package from the declarations.
+//! `BLESS=1 cargo test -p belljar --lib settings` writes them; without BLESS, the test fails if one is out of date.
 
 use std::fs;
 
@@ -14,16 +13,15 @@ const INTRODUCTION: &str = "\
 <!-- Generated from crates/belljar/src/settings/variables.rs:
      BLESS=1 cargo test -p belljar --lib settings -->
 
-Flags win over the environment, the environment over the `.env` of the current directory, and that
-over the defaults: the most important place that has a variable decides. `belljar setup` writes a
-`.env` with everything below commented out. The Python package reads the same settings in the same way.
-A line of the file is `NAME=value`, with or without `export` before it; `#` begins a comment, and a value
-in quotes may have several lines (in double quotes, `\\n` and `\\\"` mean what they mean in C). An empty
-value is the same as none. A wrong value is refused by every command, and so is a name that begins
-with `BELLJAR_` and is not listed here: it would be believed to work.
+Flags override the environment, the environment overrides the `.env` of the current directory, and `.env`
+overrides the defaults. `belljar setup` writes a `.env` with everything below commented out. The Python
+package reads the same settings in the same way. A line of the file is `NAME=value`, with or without
+`export` before it. `#` begins a comment. A value in quotes may have several lines; in double quotes, `\\n`
+and `\\\"` are escapes as in C. An empty value means that the variable is not set. Every command refuses a
+wrong value, and a name that begins with `BELLJAR_` and is not listed here.
 
-Sizes are numbers of bytes, or of K, M, G or T (1024 of the one before). Names such as `TMPFS` may be
-written in lower case.
+Sizes are numbers of bytes, or of K, M, G or T (powers of 1024). Names such as `TMPFS` may be written in
+lower case.
 ";
 
 fn page() -> String {
@@ -47,7 +45,7 @@ fn row(variable: &Variable) -> String {
     format!("| `{name}` | {accepts} | {default} | {help}{secret} |\n")
 }
 
-/// Every setting with its default, for programs in Python to know them.
+/// Every setting with its default, for the Python package.
 fn python_module() -> String {
     let mut module = String::from(
         "\"\"\"Every setting and its default. Generated from crates/belljar/src/settings/variables.rs:\n\

@@ -93,17 +93,19 @@ fn create(args: KeyCreateArgs, settings: &Settings) -> Result<()> {
             true => "operators".into(),
             false => format!("tenant {}", row.tenant),
         };
-        eprintln!("Made {id} for {whom}. This is the key; it is not shown again:");
+        eprintln!("Created {id} for {whom}. This is the key; it is not shown again:");
         secret + "\n"
     };
     // The key cannot be shown again, so even a closed pipe is an error.
     let printed = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
     printed.with_context(|| {
-        format!("made {id}, but could not show the key; `belljar key revoke {id}` removes it")
+        format!("created {id}, but could not print the key; `belljar key revoke {id}` removes it")
     })?;
     if is_first {
-        eprintln!("It is the only valid key: from now on the server wants one from everybody.");
-        eprintln!("`belljar key revoke --allow-keyless {id}` goes back to local use without keys.");
+        eprintln!(
+            "It is the only valid key: from now on the server refuses requests without a key."
+        );
+        eprintln!("`belljar key revoke --allow-keyless {id}` allows local use without keys again.");
     }
     Ok(())
 }
@@ -119,7 +121,7 @@ fn list(args: &KeyListArgs, settings: &Settings) -> Result<()> {
         return state_db::print(&(text + "\n"));
     }
     if keys.is_empty() {
-        eprintln!("There are no keys; `belljar key create --name NAME` makes one.");
+        eprintln!("There are no keys; `belljar key create --name NAME` creates one.");
         return Ok(());
     }
     let header = [
@@ -195,15 +197,15 @@ fn revoke(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
         eprintln!("{KEYLESS}");
     } else if is_last {
         eprintln!(
-            "belljar: warning: no valid key is left; the server refuses everybody until `belljar key \
-             create --name NAME` makes another, or `belljar key revoke --allow-keyless` allows local \
+            "belljar: warning: no valid key is left; the server refuses all requests until `belljar \
+             key create --name NAME` creates one, or `belljar key revoke --allow-keyless` allows local \
              use without keys"
         );
     }
     Ok(())
 }
 
-const KEYLESS: &str = "No key is needed any more by a server on loopback or a UNIX socket; everybody who can reach it there \
+const KEYLESS: &str = "A server on loopback or a UNIX socket needs no key any more; everyone who can reach it there \
      may use it.";
 
 /// Allows local use without keys again, after all keys were revoked.

@@ -1,4 +1,4 @@
-//! Figures that were shown, saved as files beside the artifacts: a terminal does not show them.
+//! Saves images that the code displayed as files beside the artifacts, because a terminal does not show them.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -8,24 +8,24 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use belljar_proto::exec::MimeBundle;
 
-/// Kinds of pictures, the preferred one first, and how their files end.
+/// Types of images, the preferred one first, with their file extensions.
 const KINDS: [(&str, &str); 4] =
     [("image/png", "png"), ("image/jpeg", "jpg"), ("image/gif", "gif"), ("image/svg+xml", "svg")];
 
-/// Names that are tried when files of the code's own have them.
+/// How many names are tried if files with these names exist.
 const MAX_TRIES: usize = 10_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Saved {
     pub(super) files: Vec<PathBuf>,
-    /// What could not be saved, and why.
+    /// Images that could not be saved, and why.
     pub(super) lost: Vec<String>,
 }
 
-/// Saves the picture of every display that has one, in order.
+/// Saves the image of every display that has one, in order.
 pub(super) fn save(shown: &[MimeBundle], directory: &Path) -> Saved {
     let mut saved = Saved::default();
-    for (number, (kind, ending, data)) in shown.iter().filter_map(picture).enumerate() {
+    for (number, (kind, ending, data)) in shown.iter().filter_map(image).enumerate() {
         let name = format!("figure-{}", number + 1);
         let written =
             bytes(kind, data).and_then(|bytes| write_new(directory, &name, ending, &bytes));
@@ -37,7 +37,7 @@ pub(super) fn save(shown: &[MimeBundle], directory: &Path) -> Saved {
     saved
 }
 
-fn picture(bundle: &MimeBundle) -> Option<(&'static str, &'static str, &str)> {
+fn image(bundle: &MimeBundle) -> Option<(&'static str, &'static str, &str)> {
     KINDS
         .iter()
         .find_map(|(kind, ending)| Some((*kind, *ending, bundle.data.get(*kind)?.as_str()?)))
@@ -47,12 +47,12 @@ fn bytes(kind: &str, data: &str) -> io::Result<Vec<u8>> {
     if kind == "image/svg+xml" {
         return Ok(data.as_bytes().to_vec());
     }
-    // Lines of base64 end as the kernel likes.
+    // Kernels break the lines of base64 in different ways.
     let plain: String = data.split_whitespace().collect();
     STANDARD.decode(plain).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Writes a file below a directory, which is made, under a name that no other file there has.
+/// Writes a new file into a directory, which is created if needed, under a name that is not taken.
 pub(super) fn write_new(
     directory: &Path,
     stem: &str,

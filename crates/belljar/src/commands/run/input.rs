@@ -1,7 +1,7 @@
-//! Our own standard input, handed on to the code.
+//! Passes our standard input to the code.
 //!
-//! Python code asks before it reads, so that a run which reads nothing takes nothing from whoever else reads the
-//! same input. Bash cannot ask and gets the input from the start.
+//! Python code asks before it reads, so that a run which reads nothing leaves the input to other programs. Bash cannot
+//! ask and gets the input from the start.
 
 use std::io::{self, IsTerminal, Read};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,32 +12,31 @@ use tokio::sync::mpsc;
 
 use crate::commands::output;
 
-/// Read at once. The guest takes less than 1 MiB.
+/// How much is read at once. The guest accepts less than 1 MiB.
 const PIECE: usize = 64 * 1024;
 
-/// Pieces that wait for the guest to have room.
+/// How many pieces may wait for the guest.
 const IN_FLIGHT: usize = 2;
 
 pub(super) struct Input {
-    /// Until reading begins.
+    /// Present until reading begins.
     pieces: Option<mpsc::Sender<Vec<u8>>>,
     hidden: Arc<Mutex<Option<HiddenTyping>>>,
 }
 
 impl Input {
-    /// The way in, and what comes of it.
+    /// The input, and the receiver of its pieces.
     pub(super) fn new() -> (Input, mpsc::Receiver<Vec<u8>>) {
         let (pieces, received) = mpsc::channel(IN_FLIGHT);
         (Input { pieces: Some(pieces), hidden: Arc::default() }, received)
     }
 
-    /// Nothing is read: the code finds the end of its input.
+    /// No input: the code finds the end of its input at once.
     pub(super) fn none() -> mpsc::Receiver<Vec<u8>> {
         mpsc::channel(1).1
     }
 
-    /// The code waits for input. A question of a script comes here only if its answer is to be hidden: it prints
-    /// all others itself.
+    /// The code waits for input. A script prints its questions itself, except those whose answer must be hidden.
     pub(super) fn asked(&mut self, body: &[u8]) {
         if let Ok(InputRequest { prompt, password: true }) = serde_json::from_slice(body) {
             eprint!("{}", output::without_escapes(&prompt));
@@ -47,7 +46,7 @@ impl Input {
         self.begin();
     }
 
-    /// Reads from now on, in a thread that is not waited for: it ends with us.
+    /// Starts reading in a thread that is not joined: it ends with the process.
     pub(super) fn begin(&mut self) {
         let Some(pieces) = self.pieces.take() else { return };
         let hidden = Arc::clone(&self.hidden);
@@ -56,7 +55,7 @@ impl Input {
             let mut buffer = vec![0; PIECE];
             while let Ok(n @ 1..) = stdin.read(&mut buffer) {
                 if hidden.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
-                    // Enter was not shown either.
+                    // The terminal did not show Enter either.
                     eprintln!();
                 }
                 if pieces.blocking_send(buffer[..n].to_vec()).is_err() {
@@ -66,8 +65,8 @@ impl Input {
         });
     }
 
-    /// The same for code that cannot ask. A program in the background that reads from its terminal would be
-    /// stopped, so there nothing is read.
+    /// The same for code that cannot ask. In the background nothing is read, because reading from the terminal would stop
+    /// the process.
     pub(super) fn begin_unasked(&mut self) {
         let stdin = io::stdin();
         if stdin.is_terminal() && !tty::may_read(&stdin) {
@@ -80,7 +79,7 @@ impl Input {
 
 impl Drop for Input {
     fn drop(&mut self) {
-        // The code is over. The thread may still read, and must not keep the terminal as it is.
+        // The code has ended. The thread may still read, so the terminal is restored here.
         self.hidden.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }

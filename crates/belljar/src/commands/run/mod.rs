@@ -1,4 +1,4 @@
-//! `belljar run`: one piece of code or one notebook, one sandbox, one result.
+//! `belljar run`: runs code or a notebook once, in a new sandbox.
 
 mod args;
 mod images;
@@ -35,13 +35,13 @@ use input::Input;
 use modules::ModuleFiles;
 use notebook::Notebook;
 
-/// Leftovers that are named.
+/// How many leftover files are named.
 const MAX_NAMED: usize = 5;
 
-/// What the user asked for.
+/// What to run, and how.
 struct Plan {
     run: Run,
-    /// Instead of the run's own code.
+    /// A notebook, instead of the run's own code.
     notebook: Option<Notebook>,
     input: InputOf,
     file: Option<PathBuf>,
@@ -62,7 +62,7 @@ struct Told<'a> {
 /// When the code gets our standard input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum InputOf {
-    /// It cannot have it, or it was the code itself.
+    /// Never: it cannot read it, or the input was the code itself.
     Nobody,
     /// When it asks.
     Asking,
@@ -79,7 +79,7 @@ pub(super) fn run(args: RunArgs, settings: &Settings) -> Result<ExitCode> {
         .block_on(execute(plan, prepared, settings))
 }
 
-/// Turns what the user asked for into a run, or says what is wrong with it.
+/// Checks the flags and prepares the run.
 fn plan(args: RunArgs, settings: &Settings) -> Result<Plan> {
     let file = args.file.clone().filter(|path| path != Path::new("-"));
     let is_notebook =
@@ -186,13 +186,13 @@ fn spec_of(args: &RunArgs, settings: &Settings) -> Result<SandboxSpec> {
     Ok(SandboxSpec { image: args.image.clone(), limits, data, ..SandboxSpec::default() })
 }
 
-/// What a script is called in the sandbox: as here, unless that cannot be said.
+/// The name of a script in the sandbox: its own, if that is valid UTF-8 and not reserved.
 fn script_name(file: Option<&Path>) -> String {
     let name = file.and_then(Path::file_name).and_then(|name| name.to_str());
     name.filter(|name| *name != "artifacts" && *name != "data").unwrap_or("script.py").to_owned()
 }
 
-/// The modules beside a script or notebook.
+/// The modules in the directory of a script or notebook.
 fn modules(path: &Path, code: &[u8]) -> Result<Vec<BroughtFile>> {
     let found = ModuleFiles::find(path, code)?;
     if found.is_cut {
@@ -214,7 +214,7 @@ fn data_mount(path: &Path) -> Result<DataMount> {
     Ok(DataMount { host_path })
 }
 
-/// Short enough for a directory name, long enough never to meet again.
+/// Short enough for a directory name, and unique.
 fn new_id() -> String {
     format!("run_{}", &process::random_name()[..12])
 }
@@ -250,7 +250,7 @@ async fn execute_code(
         _ => output::pass_through(&event.event, &event.body),
     };
     let (result, left) = run.execute(runtime, interrupted, pieces, watch).await?;
-    // The terminal first, if the code left it in the middle of a question.
+    // Restores the terminal first, if the code ended during a question.
     drop(input);
     let mut lost = !result.artifacts.artifacts_refused.is_empty();
     if json {
@@ -295,7 +295,7 @@ async fn execute_notebook(
             hint(result, Some(&file), settings);
         }
         ends.push((notebook.index(number), result.clone()));
-        // Without its kernel the rest of the notebook has nothing to go on with.
+        // Without its kernel the other cells cannot run.
         let is_over =
             result.status == Status::Interrupted || result.kernel_state == KernelState::Lost;
         !is_over && (keep_going || !is_error)
@@ -342,12 +342,12 @@ async fn execute_notebook(
     Ok(exit_code(exit, lost))
 }
 
-/// The code's own exit status; another if it succeeded and something that it left is lost.
+/// The exit status of the code; EXIT_LOST if it succeeded but artifacts were lost.
 fn exit_code(of_code: i32, lost: bool) -> ExitCode {
     if of_code == 0 && lost { ExitCode::from(EXIT_LOST) } else { output::exit_code(of_code) }
 }
 
-/// A notebook's run as JSON. What cells printed and showed is in the executed copy.
+/// The result of a notebook as JSON. The outputs of cells are in the executed copy.
 fn summary(
     id: &str,
     exit_code: i32,
@@ -395,7 +395,7 @@ fn report_leftovers(left: &Leftovers) {
     ));
 }
 
-/// Saves the figures that were shown and says where they are; whether one was lost.
+/// Saves displayed images and lists their files; whether one could not be saved.
 fn save_images(result: &ExecResult, directory: &Path) -> bool {
     let saved = images::save(&result.results, directory);
     for path in &saved.files {
@@ -407,7 +407,7 @@ fn save_images(result: &ExecResult, directory: &Path) -> bool {
     !saved.lost.is_empty()
 }
 
-/// Ctrl-C and SIGTERM end the code, not us: the sandbox is cleaned up and the result reported.
+/// Becomes true with Ctrl-C, SIGTERM or SIGHUP, which end the code. We clean up and report the result.
 fn interruptions() -> Result<watch::Receiver<bool>> {
     let (sender, receiver) = watch::channel(false);
     for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
@@ -422,7 +422,7 @@ fn interruptions() -> Result<watch::Receiver<bool>> {
     Ok(receiver)
 }
 
-/// Points out what is easily fixed.
+/// Prints hints for common mistakes.
 fn hint(result: &ExecResult, file: Option<&Path>, settings: &Settings) {
     let Some(error) = &result.error else { return };
     let no_packages = || home::read_manifest(&home::environment_dir(settings)).is_none();
@@ -440,7 +440,7 @@ fn hint(result: &ExecResult, file: Option<&Path>, settings: &Settings) {
     }
 }
 
-/// The file that code did not find, if it lies in our working directory or beside the script.
+/// The file that code did not find, if it is in our working directory or in that of the script.
 fn missing_here(message: &str, file: Option<&Path>) -> Option<String> {
     let name = message.rsplit_once(": '")?.1.strip_suffix('\'')?;
     let path = Path::new(name);
@@ -449,7 +449,7 @@ fn missing_here(message: &str, file: Option<&Path>) -> Option<String> {
     is_here.then(|| name.to_owned())
 }
 
-/// What the output itself did not say.
+/// Reports the end of the code, as far as its output does not show it.
 fn report(result: &ExecResult) {
     let reason = result.reason.as_deref();
     Ending { status: result.status, reason, dropped: result.dropped, images: 0 }.report();

@@ -1,4 +1,4 @@
-//! A script and the Python modules that lie beside it: what `import` finds when Python itself runs the script.
+//! The Python modules in the directory of a script, which `import` would find if Python ran the script here.
 
 use std::collections::HashSet;
 use std::fs;
@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use belljar_engine::run::BroughtFile;
 
-/// What is copied at most. Whoever has more beside a script did not mean all of it.
+/// The most that is copied. A directory with more was not meant to be copied as a whole.
 const MAX_FILES: usize = 1000;
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Directories in a package, one within another.
+/// The deepest nesting of directories in a package.
 const MAX_DEPTH: usize = 16;
 
-/// In the working directory this is where artifacts go, and not a place for a package.
+/// The directory of artifacts in the sandbox, which a package must not replace.
 const TAKEN: &[u8] = b"artifacts";
 
 #[derive(Debug, Default)]
 pub(super) struct ModuleFiles {
     pub(super) files: Vec<BroughtFile>,
     bytes: u64,
-    /// More lies there than is copied.
+    /// Not everything was copied.
     pub(super) is_cut: bool,
 }
 
@@ -31,7 +31,7 @@ impl ModuleFiles {
     /// imports. Hidden files and what cannot be read are left out.
     pub(super) fn find(script: &Path, code: &[u8]) -> Result<ModuleFiles> {
         let context = || format!("failed to look for modules beside `{}`", script.display());
-        // Python does not look beside a link to a script but where the script itself is.
+        // Python follows a link to a script and searches the directory of its target.
         let script = fs::canonicalize(script).with_context(context)?;
         let mut beside = ModuleFiles::default();
         let Some(directory) = script.parent() else { return Ok(beside) };
@@ -84,7 +84,7 @@ fn name(path: &Path) -> Vec<u8> {
     path.file_name().map(|name| name.to_owned().into_vec()).unwrap_or_default()
 }
 
-/// What is in a directory and not hidden, sorted.
+/// The entries of a directory that are not hidden, sorted.
 fn entries(directory: &Path) -> Vec<PathBuf> {
     let found = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = found
@@ -95,13 +95,13 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The size of a plain file that we may read.
+/// The size of a plain file, if we may read it.
 fn readable(path: &Path) -> Option<u64> {
     let metadata = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     fs::File::open(path).ok().map(|_| metadata.len())
 }
 
-/// The first parts of the names that code imports, as far as its lines show it.
+/// The first parts of the names that code imports, by a search of its lines.
 fn imported(code: &[u8]) -> HashSet<String> {
     let text = String::from_utf8_lossy(code);
     let mut names = HashSet::new();

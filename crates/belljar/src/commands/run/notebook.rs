@@ -1,4 +1,4 @@
-//! Notebooks in nbformat 4: the code of their cells, and a copy with what the cells showed.
+//! Notebooks in nbformat 4: the code of their cells, and a copy with their outputs.
 
 use std::fs;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use belljar_proto::exec::{Dropped, ErrorReport, Event, KernelState, Language, Mi
 use belljar_runtime::languages;
 use serde_json::{Map, Value, json};
 
-/// Tags of cells that tools for notebooks agree on: a cell that may fail, and one that is not to be run.
+/// The usual tags of cells: a cell that may fail, and one that is skipped.
 const MAY_FAIL: &str = "raises-exception";
 const SKIPPED: &str = "skip-execution";
 
@@ -19,14 +19,14 @@ const SKIPPED: &str = "skip-execution";
 pub(super) struct Notebook {
     document: Value,
     language: Language,
-    /// Of the document's cells, those with code to run.
+    /// The indexes of cells with code to run.
     to_run: Vec<usize>,
-    /// What each of them has shown.
+    /// The outputs of each of them.
     shown: Vec<Shown>,
 }
 
 impl Notebook {
-    /// Reads a notebook, or says why it is none.
+    /// Parses a notebook.
     pub(super) fn read(text: &[u8], lang: Option<Language>) -> Result<Notebook> {
         let document: Value = serde_json::from_slice(text).context("it is not JSON")?;
         match document["nbformat"].as_u64() {
@@ -47,7 +47,7 @@ impl Notebook {
         Ok(Notebook { document, language, to_run, shown })
     }
 
-    /// How many cells there are to run.
+    /// The number of cells to run.
     pub(super) fn len(&self) -> usize {
         self.to_run.len()
     }
@@ -64,14 +64,14 @@ impl Notebook {
         self.shown[number].watch(event, body);
     }
 
-    /// Notes how a cell ended; whether that is an error.
+    /// Records the end of a cell; whether it failed.
     pub(super) fn ended(&mut self, number: usize, result: &ExecResult) -> bool {
         self.shown[number].end(result);
         let failed = result.status != Status::Ok || result.exit_code != 0;
         failed && !(is_tagged(&self.cell(number), MAY_FAIL) && result.status == Status::Error)
     }
 
-    /// Its place among all cells of the document, counted from 0.
+    /// Its index among all cells of the document.
     pub(super) fn index(&self, number: usize) -> usize {
         self.to_run[number]
     }
@@ -80,7 +80,7 @@ impl Notebook {
         self.document["cells"][self.to_run[number]].clone()
     }
 
-    /// The copy: cells that ran have what they showed, and all other code cells have nothing.
+    /// The copy: cells that ran have their outputs, other code cells have none.
     pub(super) fn executed(mut self) -> Value {
         let cells = self.document["cells"].as_array_mut().into_iter().flatten();
         for cell in cells.filter(|cell| cell["cell_type"] == "code") {
@@ -96,7 +96,7 @@ impl Notebook {
     }
 }
 
-/// Writes a document as notebooks are written: indented by one space.
+/// Formats a document as notebooks are: indented by one space.
 pub(super) fn to_text(document: &Value) -> Result<Vec<u8>> {
     let mut text = Vec::new();
     let formatter = serde_json::ser::PrettyFormatter::with_indent(b" ");
@@ -106,7 +106,7 @@ pub(super) fn to_text(document: &Value) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Puts a file in its place at once: a reader never meets half of it.
+/// Replaces a file atomically.
 pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or(Path::new("."));
@@ -147,7 +147,7 @@ fn source(cell: &Value) -> String {
     }
 }
 
-/// What one cell has shown so far.
+/// The outputs of one cell so far.
 #[derive(Debug, Default)]
 struct Shown {
     pieces: Vec<Piece>,
@@ -183,7 +183,7 @@ impl Shown {
         }
     }
 
-    /// Adds what the cell itself did not say of its end.
+    /// Adds the reason of an end that the outputs do not show.
     fn end(&mut self, result: &ExecResult) {
         self.count = Some(result.execution_count);
         let Dropped { stdout_bytes, stderr_bytes, .. } = result.dropped;
@@ -200,7 +200,7 @@ impl Shown {
             Status::Oom => "OutOfMemory",
             Status::Ok | Status::Error => return,
         };
-        // An interrupt shows where the code was: nothing to add.
+        // After an interrupt the traceback says everything.
         if result.error.is_none() || result.kernel_state == KernelState::Lost {
             let value = result.reason.clone().unwrap_or_default();
             let traceback = format!("{name}: {value}");
@@ -215,7 +215,7 @@ impl Shown {
 }
 
 impl Piece {
-    /// As nbformat writes it.
+    /// In the format of nbformat.
     fn output(self, count: Option<u64>) -> Value {
         match self {
             Piece::Stream { name, bytes } => {
@@ -241,7 +241,7 @@ impl Piece {
     }
 }
 
-/// Text as a list of lines, pictures and JSON as they are.
+/// Text as a list of lines; images and JSON as they are.
 fn form(kind: String, value: Value) -> (String, Value) {
     let is_text = kind.starts_with("text/") || kind == "image/svg+xml";
     let value = match value {

@@ -1,7 +1,6 @@
-//! Code for people: words of the language, text, numbers and comments told apart.
+//! Highlights keywords, strings, numbers and comments of code.
 //!
-//! Not a parser: what it takes for a comment or a text is right nearly always, and nothing is ever
-//! left out or added.
+//! It is not a parser and may colour a string or comment wrongly, but it never changes the text.
 
 use crate::commands::colours::{Colour, Paint};
 
@@ -16,7 +15,7 @@ const BASH: &[&str] = &[
     "local", "return", "select", "then", "time", "until", "while",
 ];
 
-/// The same code with colours; they end where a line ends.
+/// Adds colours to code; they end with each line.
 pub(super) fn highlight(code: &str, language: &str, paint: Paint) -> String {
     let keywords = match language {
         "python" => PYTHON,
@@ -54,13 +53,13 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Of a word or a number.
+/// The length of a word or a number.
 fn word_length(text: &str) -> usize {
     let number = text.starts_with(|c: char| c.is_ascii_digit());
     text.find(|c: char| !(is_word(c) || number && c == '.')).unwrap_or(text.len())
 }
 
-/// Of a text with its quotes. One that does not end in its line ends with it, unless it is triple.
+/// The length of a string with its quotes. It ends with its line, unless it has triple quotes.
 fn text_length(text: &str, python: bool) -> usize {
     let quote = &text[..1];
     let triple = quote.repeat(3);

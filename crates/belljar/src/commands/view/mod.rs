@@ -1,7 +1,7 @@
-//! `belljar view`: what a session left on disk, or leaves while one looks on.
+//! `belljar view`: shows a session from its directory on disk, also while it runs.
 //!
-//! Nothing but the directory is needed: no server, and no sandbox. What stands there was written by
-//! the server (`record.rs` of the engine); what of it the sandbox chose is shown as harmless text.
+//! Needs only the directory: no server and no sandbox. The server wrote the files (`record.rs` of the engine); text that
+//! the sandbox chose is escaped.
 
 mod highlight;
 mod page;
@@ -23,8 +23,8 @@ use record::{Log, Record};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Sessions with storage BIND have a directory each, below SESSIONS_ROOT; `belljar session show` names
-it. Colours only on a terminal, and none if NO_COLOR is set.
+Each session with storage BIND has a directory below SESSIONS_ROOT; `belljar session show` shows its
+path. Colours are used only on a terminal, and not if NO_COLOR is set.
 
 Examples:
   belljar view /var/lib/belljar/sessions/ses_5a1f...
@@ -33,16 +33,16 @@ pub(crate) struct ViewArgs {
     /// The directory of a session
     #[arg(value_name = "DIR")]
     pub(crate) directory: PathBuf,
-    /// Executions to show, the last ones; 0 shows all
+    /// How many of the last executions to show; 0 shows all
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub(crate) limit: usize,
-    /// Leave the variables out
+    /// Do not show variables
     #[arg(long)]
     pub(crate) no_state: bool,
-    /// Leave the artifacts out
+    /// Do not show artifacts
     #[arg(long)]
     pub(crate) no_artifacts: bool,
-    /// Show executions as they end, until the session has
+    /// Show executions as they end, until the session ends
     #[arg(long)]
     pub(crate) follow: bool,
     /// Print JSON; with --follow, one execution per line
@@ -50,7 +50,7 @@ pub(crate) struct ViewArgs {
     pub(crate) json: bool,
 }
 
-/// How often the directory is looked at again.
+/// How often the directory is read again.
 const FOLLOW_PACE: Duration = Duration::from_millis(200);
 
 pub(super) fn view(args: &ViewArgs) -> Result<ExitCode> {
@@ -88,10 +88,10 @@ pub(super) fn view(args: &ViewArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows what comes, until the session has ended.
+/// Shows new executions until the session has ended.
 fn follow(record: &Record, log: &mut Log, page: &Page, json: bool) -> Result<()> {
     loop {
-        // Asked first: what is written before the end is then read after it.
+        // Checked before reading, so that everything written before the end is read.
         let ended = record.has_ended();
         for exec in log.more()? {
             print(&if json { format!("{exec}\n") } else { page.exec(&exec) })?;

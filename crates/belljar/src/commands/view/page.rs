@@ -1,4 +1,4 @@
-//! What a person reads.
+//! The page of `belljar view`, as text.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::commands::colours::{Colour, Paint};
 use crate::commands::output::plain;
 use crate::table;
 
-/// Lines of one stream or value; the log has all of them.
+/// How many lines of a stream or value are shown; the log has all of them.
 const MAX_LINES: usize = 200;
 
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl Page {
         page
     }
 
-    /// One execution: what was run, what came of it, how long it took and what it left in memory.
+    /// One execution: its code, output, duration and memory.
     pub(super) fn exec(&self, exec: &Value) -> String {
         let text = |key: &str| exec[key].as_str().unwrap_or_default();
         if let Some(line) = exec["unreadable"].as_str() {
@@ -242,7 +242,7 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!("    {line}").trim_end().to_owned() + "\n").collect()
 }
 
-/// Lines that others wrote, without what a terminal would obey.
+/// Lines from the sandbox, with control characters escaped.
 fn harmless(text: &str) -> String {
     let lines: Vec<String> = text
         .replace("\r\n", "\n")

@@ -1,4 +1,4 @@
-//! The directory of a session, read while a server may write to it.
+//! Reads the directory of a session, while a server may write to it.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
@@ -8,13 +8,13 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Metadata and variables are bounded where they are written, far below this.
+/// The largest file that is read; the server writes far smaller ones.
 const MAX_JSON: u64 = 64 << 20;
 
-/// Artifacts that are listed.
+/// How many artifacts are listed.
 const MAX_ARTIFACTS: usize = 1_000;
 
-/// What is read at a time while the last lines are looked for.
+/// How much is read at a time while searching for the last lines.
 const BLOCK: u64 = 64 * 1024;
 
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Artifact {
 }
 
 impl Record {
-    /// A directory with a session's metadata or log in it.
+    /// Opens a directory that contains the metadata or the log of a session.
     pub(super) fn open(directory: &Path) -> Result<Record> {
         let shown = directory.display();
         if !directory.is_dir() {
@@ -53,12 +53,12 @@ impl Record {
         self.json(METADATA)
     }
 
-    /// The variables, as of the last execution.
+    /// The variables after the last execution.
     pub(super) fn state(&self) -> Result<Option<Value>> {
         self.json(STATE)
     }
 
-    /// What was taken from the session, by name. Links are not followed for more than their size.
+    /// The artifacts of the session, by name. Links are followed only for their size.
     pub(super) fn artifacts(&self) -> Result<Vec<Artifact>> {
         let mut found = Vec::new();
         let mut folders = vec![self.path(ARTIFACTS)];
@@ -100,7 +100,7 @@ impl Record {
         self.directory.join(name)
     }
 
-    /// A file that is replaced as a whole whenever it changes.
+    /// Reads a file that is replaced atomically when it changes.
     fn json(&self, name: &str) -> Result<Option<Value>> {
         let path = self.path(name);
         let file = match File::open(&path) {
@@ -120,16 +120,16 @@ const STATE: &str = "python_state.json";
 const LOG: &str = "session.log";
 const ARTIFACTS: &str = "artifacts";
 
-/// One execution per line, added at the end.
+/// The log: one execution per line.
 #[derive(Debug)]
 pub(super) struct Log {
     path: PathBuf,
-    /// Bytes that were read, all of them whole lines.
+    /// How many bytes were read, always whole lines.
     read: u64,
 }
 
 impl Log {
-    /// The last executions, or all if `limit` is 0, and how many there are before them.
+    /// The last executions, or all if `limit` is 0, and how many came before.
     pub(super) fn last(&mut self, limit: usize) -> Result<(Vec<Value>, u64)> {
         let Some(mut file) = self.open()? else { return Ok((Vec::new(), 0)) };
         if limit > 0 {
@@ -140,7 +140,7 @@ impl Log {
         Ok((execs, first.map_or(0, |number| number.saturating_sub(1))))
     }
 
-    /// What was added since.
+    /// The executions that were added since.
     pub(super) fn more(&mut self) -> Result<Vec<Value>> {
         match self.open()? {
             Some(file) => self.read_on(file),
@@ -164,7 +164,7 @@ impl Log {
         loop {
             line.clear();
             let size = lines.read_until(b'\n', &mut line).with_context(|| self.failure())?;
-            // Half a line is being written; it is read when it is whole.
+            // An incomplete line is being written and is read later.
             if !line.ends_with(b"\n") {
                 return Ok(execs);
             }
@@ -179,7 +179,7 @@ impl Log {
     }
 }
 
-/// Where the last `limit` lines begin.
+/// The offset of the last `limit` lines.
 fn start_of_last(file: &mut File, limit: usize) -> io::Result<u64> {
     let mut at = file.metadata()?.len();
     let mut wanted = limit + 1;
