@@ -17,7 +17,9 @@ use axum::extract::ws::{Message, WebSocketUpgrade, close_code};
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::{Extension, Json};
-use belljar_engine::{Attached, EngineError, Principal, Shown, TerminalAsk, TerminalControl};
+use belljar_engine::{
+    AttachedTerminal, EngineError, Principal, TerminalAsk, TerminalControl, TerminalUpdate,
+};
 use belljar_proto::terminal::{MAX_TERMINAL_INPUT, TerminalEnd, TerminalInfo, TerminalSize};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -116,7 +118,7 @@ async fn attach(
     who: &Principal,
     id: &str,
     query: &OpenTerminal,
-) -> Result<(Attached, bool), ApiError> {
+) -> Result<(AttachedTerminal, bool), ApiError> {
     let Some(terminal) = &query.terminal else {
         if query.offset.is_some() {
             return Err(ApiError::invalid("offset: only with `terminal`; a new one has no output"));
@@ -140,7 +142,7 @@ async fn attach(
 }
 
 /// Serves one client until it leaves, the program ends, or the server stops.
-async fn serve(mut socket: Socket, attached: Attached, from: Option<u64>) {
+async fn serve(mut socket: Socket, attached: AttachedTerminal, from: Option<u64>) {
     let keys = Keys(attached.control());
     if socket.send(text(&first_message(&attached.info, from))).await {
         socket.serve(Screen(attached), keys).await;
@@ -160,16 +162,16 @@ fn first_message(info: &TerminalInfo, from: Option<u64>) -> Value {
 }
 
 /// The output of a terminal.
-struct Screen(Attached);
+struct Screen(AttachedTerminal);
 
 impl Outgoing for Screen {
     async fn next(&mut self) -> Next {
         match self.0.next().await {
-            Ok(Some(Shown::Output(bytes))) => Next::Message(Message::Binary(bytes.into())),
-            Ok(Some(Shown::Skipped(bytes))) => {
+            Ok(Some(TerminalUpdate::Output(bytes))) => Next::Message(Message::Binary(bytes.into())),
+            Ok(Some(TerminalUpdate::Skipped(bytes))) => {
                 Next::Message(text(&json!({"type": "skipped", "bytes": bytes})))
             }
-            Ok(Some(Shown::Ended(end))) => Next::Close {
+            Ok(Some(TerminalUpdate::Ended(end))) => Next::Close {
                 last: Some(text(&exit_message(end))),
                 code: close_code::NORMAL,
                 reason: "the program has ended",
@@ -193,7 +195,7 @@ fn error_message(error: &ApiError) -> Value {
 }
 
 /// The sandbox is gone.
-async fn session_ended(attached: &Attached) -> Next {
+async fn session_ended(attached: &AttachedTerminal) -> Next {
     let because = attached.control().ended_because().await;
     let message = because.map_or("the session has ended".into(), |because| {
         format!("the session has ended: {because}")

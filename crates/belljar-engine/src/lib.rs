@@ -40,9 +40,9 @@ pub use belljar_network::Dns;
 pub use belljar_store as store;
 pub use config::{EngineConfig, SpillPolicy};
 pub use engine::{
-    Accepted, ArchiveDownload, ArchiveUpload, Attached, Beyond, CheckedRun, Checkpoint, Created,
-    Engine, ExecInfo, FileUpload, How, MAX_FORKS, RunAsk, SessionInfo, Shown, TerminalAsk,
-    TerminalControl, Upload, Watching,
+    Accepted, ArchiveDownload, ArchiveUpload, AttachedTerminal, Beyond, CheckedRun, Checkpoint,
+    Created, CreatedHow, Engine, ExecInfo, FileUpload, MAX_FORKS, RunAsk, SessionInfo, TerminalAsk,
+    TerminalControl, TerminalUpdate, Upload, Watching,
 };
 pub use error::{EngineError, in_full};
 pub use principal::{DEFAULT_TENANT, Principal};

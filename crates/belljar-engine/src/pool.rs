@@ -37,7 +37,7 @@ pub struct Warm {
 
 #[derive(Debug)]
 pub struct Pool {
-    shared: Arc<PoolState>,
+    state: Arc<PoolState>,
     /// The task that fills the pool, until the pool is drained.
     filler: Mutex<Option<tokio::task::JoinHandle<()>>>,
 }
@@ -63,7 +63,7 @@ impl Pool {
     /// A pool of `target` sandboxes, filled in the background.
     #[must_use]
     pub fn start(runtime: Arc<dyn Runtime>, target: usize, next: Next) -> Pool {
-        let shared = Arc::new(PoolState {
+        let state = Arc::new(PoolState {
             runtime,
             next,
             target,
@@ -73,8 +73,8 @@ impl Pool {
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
         });
-        let filler = Mutex::new(Some(tokio::spawn(fill(Arc::clone(&shared)))));
-        Pool { shared, filler }
+        let filler = Mutex::new(Some(tokio::spawn(fill(Arc::clone(&state)))));
+        Pool { state, filler }
     }
 
     /// A sandbox with a warm kernel: from the pool, or a new one if that is empty.
@@ -82,20 +82,20 @@ impl Pool {
         if let Some(warm) = self.take_ready() {
             return Ok(warm);
         }
-        let (id, spec) = next(&self.shared).await?;
-        Ok(Warm { id, sandbox: warm_sandbox(&self.shared.runtime, &spec).await? })
+        let (id, spec) = next(&self.state).await?;
+        Ok(Warm { id, sandbox: warm_sandbox(&self.state.runtime, &spec).await? })
     }
 
     /// A warm sandbox, if there is one; hits and misses are counted.
     pub fn take_ready(&self) -> Option<Warm> {
         let ready = {
-            let mut ready = self.shared.lock();
+            let mut ready = self.state.lock();
             // A sandbox may have died while it waited.
             ready.retain(|warm| warm.sandbox.link().is_open());
             ready.pop()
         };
-        self.shared.asked.notify_one();
-        let counter = if ready.is_some() { &self.shared.hits } else { &self.shared.misses };
+        self.state.asked.notify_one();
+        let counter = if ready.is_some() { &self.state.hits } else { &self.state.misses };
         counter.fetch_add(1, Ordering::Relaxed);
         ready
     }
@@ -103,8 +103,8 @@ impl Pool {
     /// Waits until the pool is full.
     pub async fn full(&self) {
         loop {
-            let filled = self.shared.filled.notified();
-            if self.shared.lock().len() >= self.shared.target {
+            let filled = self.state.filled.notified();
+            if self.state.lock().len() >= self.state.target {
                 return;
             }
             filled.await;
@@ -114,13 +114,13 @@ impl Pool {
     /// How many wait.
     #[must_use]
     pub fn ready(&self) -> usize {
-        self.shared.lock().len()
+        self.state.lock().len()
     }
 
     /// How often a sandbox was ready, and how often not.
     #[must_use]
     pub fn hits_and_misses(&self) -> (u64, u64) {
-        (self.shared.hits.load(Ordering::Relaxed), self.shared.misses.load(Ordering::Relaxed))
+        (self.state.hits.load(Ordering::Relaxed), self.state.misses.load(Ordering::Relaxed))
     }
 
     /// Ends every sandbox that is left in the pool. Returns their ids, which are not used.
@@ -131,7 +131,7 @@ impl Pool {
             // It ends when the sandbox that it was creating is removed.
             let _ = filler.await;
         }
-        let rest: Vec<Warm> = std::mem::take(&mut *self.shared.lock());
+        let rest: Vec<Warm> = std::mem::take(&mut *self.state.lock());
         let mut ids = Vec::with_capacity(rest.len());
         for warm in rest {
             warm.sandbox.destroy().await;
@@ -173,29 +173,29 @@ pub async fn warm_sandbox(
 }
 
 /// On a thread where blocking is allowed: a directory, or a file system, may have to be made.
-async fn next(shared: &Arc<PoolState>) -> Result<(String, SandboxSpec), EngineError> {
-    let shared = Arc::clone(shared);
-    let decided = tokio::task::spawn_blocking(move || (shared.next)()).await;
+async fn next(state: &Arc<PoolState>) -> Result<(String, SandboxSpec), EngineError> {
+    let state = Arc::clone(state);
+    let decided = tokio::task::spawn_blocking(move || (state.next)()).await;
     decided.unwrap_or(Err(EngineError::Stopping))
 }
 
-async fn fill(shared: Arc<PoolState>) {
+async fn fill(state: Arc<PoolState>) {
     // A kernel started before the zygote is warm would be slow to start and large for ever.
-    shared.runtime.warmed_up().await;
+    state.runtime.warmed_up().await;
     let mut failures = PoolFailures::default();
     loop {
-        while shared.lock().len() < shared.target {
-            let made = match next(&shared).await {
+        while state.lock().len() < state.target {
+            let made = match next(&state).await {
                 Ok((id, spec)) => {
-                    let made = warm_sandbox(&shared.runtime, &spec).await;
+                    let made = warm_sandbox(&state.runtime, &spec).await;
                     made.map(|sandbox| Warm { id, sandbox })
                 }
                 Err(error) => Err(error),
             };
             match made {
                 Ok(warm) => {
-                    shared.lock().push(warm);
-                    shared.filled.notify_waiters();
+                    state.lock().push(warm);
+                    state.filled.notify_waiters();
                     failures.reset();
                 }
                 Err(error) => {
@@ -205,12 +205,12 @@ async fn fill(shared: Arc<PoolState>) {
                     let rest = tokio::time::sleep(pause.saturating_sub(RETRY_PAUSE));
                     tokio::select! {
                         () = rest => {}
-                        () = shared.asked.notified() => {}
+                        () = state.asked.notified() => {}
                     }
                 }
             }
         }
-        shared.asked.notified().await;
+        state.asked.notified().await;
         tokio::time::sleep(REFILL_DELAY).await;
     }
 }

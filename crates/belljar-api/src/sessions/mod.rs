@@ -13,7 +13,7 @@ use belljar_engine::exec::language_named;
 use belljar_engine::exec::log::LogEntry;
 use belljar_engine::session::rules::Phase;
 use belljar_engine::store::SessionFilter;
-use belljar_engine::{Beyond, Created, How, Principal};
+use belljar_engine::{Beyond, Created, CreatedHow, Principal};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -44,9 +44,9 @@ pub(crate) async fn create(
     let created = app.engine.create(&who, body.into_ask()?).await?;
     let Created { session, how, replaced } = created;
     let (status, how) = match how {
-        How::Created => (StatusCode::CREATED, "created"),
-        How::Found => (StatusCode::OK, "found"),
-        How::Restarted => (StatusCode::OK, "restarted"),
+        CreatedHow::Created => (StatusCode::CREATED, "created"),
+        CreatedHow::Found => (StatusCode::OK, "found"),
+        CreatedHow::Restarted => (StatusCode::OK, "restarted"),
     };
     let replaced = replaced.map(|(id, because)| ReplacedBody { id, because });
     let session = app.session_body(session);

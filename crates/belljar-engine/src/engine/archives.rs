@@ -54,12 +54,12 @@ pub struct ArchiveUpload {
     sandbox: SandboxLease,
     directory: Vec<u8>,
     format: ArchiveFormat,
-    way: Option<Way>,
-    _place: UploadPermit,
+    state: Option<UnpackState>,
+    _permit: UploadPermit,
 }
 
 #[derive(Debug)]
-enum Way {
+enum UnpackState {
     /// Unpacked as it comes.
     Pipe(Job, GuestPipe),
     /// Stored in the directory first: this format is read from the end.
@@ -71,40 +71,40 @@ enum Way {
 impl ArchiveUpload {
     /// Takes the next bytes, as fast as they are unpacked.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), EngineError> {
-        let taken = match &mut self.way {
-            Some(Way::Pipe(_, pipe)) => {
+        let taken = match &mut self.state {
+            Some(UnpackState::Pipe(_, pipe)) => {
                 let written = timeout(SILENCE, pipe.write_all(&bytes)).await;
                 written.map_err(|_| too_slow())?.is_ok()
             }
-            Some(Way::File(_, incoming)) => incoming.write(bytes).await,
-            Some(Way::Unpacked(_)) => true,
+            Some(UnpackState::File(_, incoming)) => incoming.write(bytes).await,
+            Some(UnpackState::Unpacked(_)) => true,
             None => false,
         };
         if taken {
             return Ok(());
         }
         // The guest reads no more: the archive has ended, or there is an error.
-        let way = self.way.take().ok_or_else(broken_off)?;
-        self.way = Some(Way::Unpacked(self.settle(way).await?));
+        let state = self.state.take().ok_or_else(broken_off)?;
+        self.state = Some(UnpackState::Unpacked(self.settle(state).await?));
         Ok(())
     }
 
     /// The upload is complete.
     pub async fn finish(mut self) -> Result<JobReport, EngineError> {
-        let way = self.way.take().ok_or_else(broken_off)?;
-        self.settle(way).await
+        let state = self.state.take().ok_or_else(broken_off)?;
+        self.settle(state).await
     }
 
-    async fn settle(&self, way: Way) -> Result<JobReport, EngineError> {
-        match way {
-            Way::Pipe(job, mut pipe) => {
+    async fn settle(&self, state: UnpackState) -> Result<JobReport, EngineError> {
+        match state {
+            UnpackState::Pipe(job, mut pipe) => {
                 // If this fails, the guest reports why.
                 let _ = timeout(SILENCE, pipe.shutdown()).await;
                 drop(pipe);
                 self.sandbox.finish(job).await.map_err(EngineError::Files)
             }
-            Way::Unpacked(report) => Ok(report),
-            Way::File(temporary, incoming) => {
+            UnpackState::Unpacked(report) => Ok(report),
+            UnpackState::File(temporary, incoming) => {
                 let unpacked = match incoming.finish().await.map_err(not_written) {
                     Ok(file) => {
                         file.close().await;
@@ -127,7 +127,7 @@ impl ArchiveUpload {
 
 impl Drop for ArchiveUpload {
     fn drop(&mut self) {
-        if let Some(Way::File(temporary, incoming)) = self.way.take() {
+        if let Some(UnpackState::File(temporary, incoming)) = self.state.take() {
             let sandbox = self.sandbox.clone();
             tokio::spawn(async move {
                 let _ = incoming.finish().await;
@@ -166,24 +166,24 @@ impl Engine {
     ) -> Result<ArchiveUpload, EngineError> {
         let sandbox = self.used_sandbox(who, id).await?;
         let directory = inside(path)?;
-        let place = self.shared.uploads.permit(&who.tenant, id).await?;
-        let way = match format {
+        let permit = self.shared.uploads.permit(&who.tenant, id).await?;
+        let state = match format {
             ArchiveFormat::Tar | ArchiveFormat::TarGz => {
                 let unpacking = sandbox.unpack(&directory, format).await;
                 let (job, pipe) = unpacking.map_err(EngineError::Files)?;
-                Way::Pipe(job, pipe)
+                UnpackState::Pipe(job, pipe)
             }
             ArchiveFormat::Zip => {
                 sandbox.make_directory(&directory).await.map_err(EngineError::Files)?;
                 let root = String::from_utf8_lossy(&directory).into_owned() + "/.";
                 let created = sandbox.create_file(&root, b"archive").await;
                 let (file, temporary) = created.map_err(EngineError::Files)?;
-                Way::File(
+                UnpackState::File(
                     temporary,
                     BlockingWriter::begin(file, |file, chunk| file.write_all(chunk)),
                 )
             }
         };
-        Ok(ArchiveUpload { sandbox, directory, format, way: Some(way), _place: place })
+        Ok(ArchiveUpload { sandbox, directory, format, state: Some(state), _permit: permit })
     }
 }

@@ -21,7 +21,7 @@ use crate::store::SessionRow;
 
 /// How a request for a session was served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum CreatedHow {
     Created,
     /// A session with this key exists.
     Found,
@@ -33,7 +33,7 @@ pub enum How {
 #[derive(Debug)]
 pub struct Created {
     pub session: SessionInfo,
-    pub how: How,
+    pub how: CreatedHow,
     /// The session that had this key before and is gone, and why: the caller must learn that its variables are gone.
     pub replaced: Option<(String, String)>,
 }
@@ -43,9 +43,9 @@ impl Engine {
     pub async fn create(&self, who: &Principal, ask: SessionAsk) -> Result<Created, EngineError> {
         let created = self.create_unnoted(who, ask).await;
         let outcome = match &created {
-            Ok(Created { how: How::Created, .. }) => "created".to_owned(),
-            Ok(Created { how: How::Found, .. }) => "found".to_owned(),
-            Ok(Created { how: How::Restarted, .. }) => "restarted".to_owned(),
+            Ok(Created { how: CreatedHow::Created, .. }) => "created".to_owned(),
+            Ok(Created { how: CreatedHow::Found, .. }) => "found".to_owned(),
+            Ok(Created { how: CreatedHow::Restarted, .. }) => "restarted".to_owned(),
             Err(error) => in_full(error),
         };
         if let Err(error) = &created {
@@ -72,7 +72,7 @@ impl Engine {
         let Some(key) = ask.key.clone() else {
             let spec = ask.with_defaults(&self.shared.config.defaults);
             let session = self.make(who, None, spec, begun).await?;
-            return Ok(Created { session, how: How::Created, replaced: None });
+            return Ok(Created { session, how: CreatedHow::Created, replaced: None });
         };
         let full_key = (who.tenant.clone(), key);
         let guard = self.registry.lock_key(&full_key);
@@ -107,7 +107,7 @@ impl Engine {
                 return Err(no_checkpoints_on_disk());
             }
             let session = self.restart(who, SessionRow { spec, ..row.clone() }, begun).await?;
-            return Ok(Created { session, how: How::Restarted, replaced: None });
+            return Ok(Created { session, how: CreatedHow::Restarted, replaced: None });
         }
         let replaced = before.map(|row| {
             let because = row.ended_because.unwrap_or_else(|| "it ended".into());
@@ -115,7 +115,7 @@ impl Engine {
         });
         let spec = ask.with_defaults(&self.shared.config.defaults);
         let session = self.make(who, Some(key), spec, begun).await?;
-        Ok(Created { session, how: How::Created, replaced })
+        Ok(Created { session, how: CreatedHow::Created, replaced })
     }
 
     async fn found(&self, session: &Session, ask: &SessionAsk) -> Result<Created, EngineError> {
@@ -125,7 +125,7 @@ impl Engine {
         refuse_differences(ask, &session.id, &session.spec)?;
         session.extend(ask.ttl_s.unwrap_or(session.spec.ttl_s)).await?;
         self.shared.metrics.created("found");
-        Ok(Created { session: self.info(session), how: How::Found, replaced: None })
+        Ok(Created { session: self.info(session), how: CreatedHow::Found, replaced: None })
     }
 
     async fn make(

@@ -43,17 +43,17 @@ pub struct FileUpload {
 
 #[derive(Debug)]
 struct Writing {
-    place: Place,
+    target: UploadTarget,
     incoming: BlockingWriter<UntrustedFile>,
 }
 
 /// Where an upload is written.
 #[derive(Debug)]
-enum Place {
+enum UploadTarget {
     /// To a temporary file, which is renamed when the upload is complete.
-    Beside(Temporary),
+    Temporary(Temporary),
     /// To the end of the file.
-    Behind(Behind),
+    Append(Behind),
 }
 
 impl FileUpload {
@@ -80,7 +80,7 @@ impl FileUpload {
     }
 
     async fn settle(&self, writing: Writing) -> Result<(), EngineError> {
-        let Writing { place, incoming } = writing;
+        let Writing { target, incoming } = writing;
         let written = match incoming.finish().await {
             Ok(file) => {
                 file.close().await;
@@ -88,9 +88,9 @@ impl FileUpload {
             }
             Err(error) => Err(not_written(error)),
         };
-        let temporary = match place {
-            Place::Beside(temporary) => temporary,
-            Place::Behind(behind) => {
+        let temporary = match target {
+            UploadTarget::Temporary(temporary) => temporary,
+            UploadTarget::Append(behind) => {
                 // What was written stays, also after an error.
                 let closed = self.sandbox.close_file(behind).await.map_err(EngineError::Files);
                 return written.and(closed);
@@ -117,9 +117,9 @@ impl Drop for FileUpload {
         let sandbox = self.sandbox.clone();
         tokio::spawn(async move {
             let _ = writing.incoming.finish().await;
-            let _ = match writing.place {
-                Place::Beside(temporary) => sandbox.discard_file(temporary).await,
-                Place::Behind(behind) => sandbox.close_file(behind).await,
+            let _ = match writing.target {
+                UploadTarget::Temporary(temporary) => sandbox.discard_file(temporary).await,
+                UploadTarget::Append(behind) => sandbox.close_file(behind).await,
             };
         });
     }
@@ -188,7 +188,7 @@ impl Engine {
         let incoming = BlockingWriter::begin(file, |file, chunk| file.write_all(chunk));
         Ok(FileUpload {
             sandbox,
-            writing: Some(Writing { place: Place::Beside(temporary), incoming }),
+            writing: Some(Writing { target: UploadTarget::Temporary(temporary), incoming }),
             _place: place,
         })
     }
@@ -212,7 +212,7 @@ impl Engine {
         let incoming = BlockingWriter::begin(file, |file, chunk| file.write_all(chunk));
         Ok(FileUpload {
             sandbox,
-            writing: Some(Writing { place: Place::Behind(behind), incoming }),
+            writing: Some(Writing { target: UploadTarget::Append(behind), incoming }),
             _place: place,
         })
     }

@@ -45,13 +45,13 @@ use belljar_runtime::Runtime;
 use tokio::sync::watch;
 
 pub use archives::{ArchiveDownload, ArchiveUpload};
-pub use create::{Created, How};
+pub use create::{Created, CreatedHow};
 pub use datasets::Upload;
 pub use execs::{Accepted, Beyond};
 pub use files::{FileUpload, Watching};
 pub use runs::{CheckedRun, RunAsk};
 pub use snapshots::{Checkpoint, MAX_FORKS};
-pub use terminals::{Attached, Shown, TerminalAsk, TerminalControl};
+pub use terminals::{AttachedTerminal, TerminalAsk, TerminalControl, TerminalUpdate};
 pub use views::{ExecInfo, SessionInfo};
 
 use crate::artifacts::ArtifactStore;

@@ -32,7 +32,7 @@ impl Engine {
     }
 
     /// Waits for the sessions that are being taken over, and removes what belongs to none.
-    pub(super) async fn recover(&self, left: Left, adopted: Vec<Arc<Session>>) {
+    pub(super) async fn recover(&self, left: LeftBehind, adopted: Vec<Arc<Session>>) {
         let reaping = tokio::spawn(Arc::clone(&self.shared.runtime).reap(left.sandboxes));
         self.shared.remove_unclaimed(left.directories).await;
         for session in adopted {
@@ -91,11 +91,11 @@ impl EngineState {
     }
 
     /// What an earlier server left. To be called before the pool of this server makes directories.
-    pub(super) async fn find_left(&self, rows: &[SessionRow]) -> Left {
+    pub(super) async fn find_left(&self, rows: &[SessionRow]) -> LeftBehind {
         // The sandbox of a hibernated session does not belong to it: the session is its snapshot.
         let awake = rows.iter().filter(|row| !row.phase.is_asleep());
         let sandboxes = awake.filter_map(|row| Some(row.handle.as_ref()?.name.clone())).collect();
-        Left {
+        LeftBehind {
             sandboxes,
             directories: self.unclaimed_directories().await,
             found_ms: clock::now_ms(),
@@ -153,7 +153,7 @@ fn mounted_below(root: &std::path::Path) -> HashSet<String> {
 
 /// What an earlier server left, besides its sessions.
 #[derive(Debug)]
-pub(super) struct Left {
+pub(super) struct LeftBehind {
     /// Sandboxes that belong to sessions; others are reaped.
     pub(super) sandboxes: HashSet<String>,
     /// Directories that may belong to no session.

@@ -1,5 +1,5 @@
-//! Terminals in sessions. The guest keeps them, so that they outlive every connection and every
-//! server; here is only who watches one.
+//! Terminals in sessions. The guest keeps them, so that they outlive connections and servers; this module connects clients to
+//! them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use crate::error::{EngineError, in_full};
 use crate::exec::shell_argv;
 use crate::session::{InUse, Session};
 
-/// How often a session is told that somebody is still at one of its terminals.
+/// How often a connection to a terminal reports that the session is in use.
 const USE_PACE: Duration = Duration::from_secs(15);
 
 /// How long the end of a session may take to be known after its sandbox is gone.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The prompt of a shell that was not told another: the directory.
+/// The default prompt of a shell: the directory.
 const PROMPT: &str = "\\w \\$ ";
 
 /// Rows and columns; programs allocate memory by them.
@@ -74,59 +74,58 @@ fn check_size(size: TerminalSize) -> Result<(), EngineError> {
     }
 }
 
-/// Somebody at a terminal. The session is in use while he is.
+/// A client at a terminal. The session is in use meanwhile.
 #[derive(Debug)]
-pub struct Attached {
+pub struct AttachedTerminal {
     pub info: TerminalInfo,
     output: TerminalOutput,
     control: TerminalControl,
     _in_use: InUse,
-    /// Says so now and then.
-    telling: tokio::task::JoinHandle<()>,
+    /// Reports the use of the session now and then.
+    reporting: tokio::task::JoinHandle<()>,
 }
 
-/// What can be done at a terminal, besides reading.
+/// Writes to a terminal and controls it.
 #[derive(Debug, Clone)]
 pub struct TerminalControl {
     session: Arc<Session>,
     terminal: String,
 }
 
-/// Something to be shown at a terminal.
+/// What a terminal sends to its client.
 #[derive(Debug)]
-pub enum Shown {
+pub enum TerminalUpdate {
     Output(Vec<u8>),
-    /// So many bytes are not kept any more.
+    /// So many bytes of output were dropped.
     Skipped(u64),
     Ended(TerminalEnd),
 }
 
-impl Attached {
+impl AttachedTerminal {
     #[must_use]
     pub fn control(&self) -> TerminalControl {
         self.control.clone()
     }
 
-    /// What comes next; `None` when the sandbox is gone, or this server leaves it. Nothing is lost
-    /// when a caller stops waiting.
-    pub async fn next(&mut self) -> Result<Option<Shown>, EngineError> {
+    /// The next update; `None` when the sandbox is gone, or this server leaves it. Cancel safe.
+    pub async fn next(&mut self) -> Result<Option<TerminalUpdate>, EngineError> {
         let next = self.output.next().await.map_err(EngineError::Terminal)?;
         Ok(next.map(|(event, body)| match event {
-            TerminalEvent::Output { .. } => Shown::Output(body),
-            TerminalEvent::Skipped { bytes } => Shown::Skipped(bytes),
-            TerminalEvent::Ended(end) => Shown::Ended(end),
+            TerminalEvent::Output { .. } => TerminalUpdate::Output(body),
+            TerminalEvent::Skipped { bytes } => TerminalUpdate::Skipped(bytes),
+            TerminalEvent::Ended(end) => TerminalUpdate::Ended(end),
         }))
     }
 }
 
-impl Drop for Attached {
+impl Drop for AttachedTerminal {
     fn drop(&mut self) {
-        self.telling.abort();
+        self.reporting.abort();
     }
 }
 
 impl TerminalControl {
-    /// Types, and returns when all of it is typed.
+    /// Writes to the terminal; returns when all bytes are written.
     pub async fn type_in(&self, bytes: &[u8]) -> Result<(), EngineError> {
         let sandbox = self.session.sandbox()?;
         sandbox.type_at_terminal(&self.terminal, bytes).await.map_err(EngineError::Terminal)
@@ -138,7 +137,7 @@ impl TerminalControl {
         sandbox.resize_terminal(&self.terminal, size).await.map_err(EngineError::Terminal)
     }
 
-    /// Ends everything that was started at it.
+    /// Closes the terminal and ends everything that was started in it.
     pub async fn close(&self) -> Result<(), EngineError> {
         let sandbox = self.session.sandbox()?;
         sandbox.close_terminal(&self.terminal).await.map_err(EngineError::Terminal)
@@ -158,7 +157,7 @@ impl Engine {
         who: &Principal,
         id: &str,
         ask: TerminalAsk,
-    ) -> Result<Attached, EngineError> {
+    ) -> Result<AttachedTerminal, EngineError> {
         let is_command = ask.command.is_some();
         let (spec, term) = ask.check()?;
         let code = is_command.then(|| spec.argv.join(" "));
@@ -185,11 +184,11 @@ impl Engine {
         mut spec: TerminalSpec,
         term: String,
         is_command: bool,
-    ) -> Result<Attached, EngineError> {
+    ) -> Result<AttachedTerminal, EngineError> {
         let session = self.settled_session(who, id).await?;
         let in_use = session.in_use()?;
         let sandbox = session.sandbox()?;
-        // A sandbox of the pool was made before it was this session's.
+        // A sandbox of the pool does not have the variables of the session that took it.
         let own = session.spec.environment();
         let mut env = sandbox.environment();
         env.retain(|(name, _)| name != "TERM" && !own.contains_key(name));
@@ -204,15 +203,14 @@ impl Engine {
         attach(session, in_use, &info.terminal, None).await
     }
 
-    /// Attaches to a terminal that there is, with what it printed from a position on or with all
-    /// that is kept.
+    /// Attaches to an open terminal, with its output from a position on, or with all output that is kept.
     pub async fn attach_terminal(
         &self,
         who: &Principal,
         id: &str,
         terminal: &str,
         from: Option<u64>,
-    ) -> Result<Attached, EngineError> {
+    ) -> Result<AttachedTerminal, EngineError> {
         let session = self.settled_session(who, id).await?;
         let in_use = session.in_use()?;
         attach(session, in_use, terminal, from).await
@@ -229,7 +227,7 @@ impl Engine {
         terminals.map_err(EngineError::Terminal)
     }
 
-    /// Ends everything that was started at a terminal, and forgets it.
+    /// Closes a terminal and ends everything that was started in it.
     pub async fn close_terminal(
         &self,
         who: &Principal,
@@ -248,12 +246,12 @@ async fn attach(
     in_use: InUse,
     terminal: &str,
     from: Option<u64>,
-) -> Result<Attached, EngineError> {
+) -> Result<AttachedTerminal, EngineError> {
     let attached = session.sandbox()?.attach_terminal(terminal, from).await;
     let (info, output) = attached.map_err(EngineError::Terminal)?;
-    let telling = {
+    let reporting = {
         let session = Arc::clone(&session);
-        // A successor of this server must know that the session was in use until just now.
+        // The next server must know that the session was in use until now.
         tokio::spawn(async move {
             while session.used().is_ok() {
                 tokio::time::sleep(USE_PACE).await;
@@ -261,5 +259,5 @@ async fn attach(
         })
     };
     let control = TerminalControl { session, terminal: info.terminal.clone() };
-    Ok(Attached { info, output, control, _in_use: in_use, telling })
+    Ok(AttachedTerminal { info, output, control, _in_use: in_use, reporting })
 }

@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use belljar_runtime::VolumeKind;
-
 use super::{Engine, Principal};
 use crate::clock;
 use crate::error::EngineError;
@@ -92,11 +90,6 @@ impl Engine {
     }
 
     pub(super) fn info(&self, session: &Session) -> SessionInfo {
-        let mut view = session.view();
-        let place = session.record.as_ref().and_then(SessionDirectory::place);
-        if place.is_some_and(|place| place.kind == VolumeKind::Directory) {
-            view.warnings.push(self.shared.config.disk.why_not_enforced());
-        }
         SessionInfo {
             id: session.id.clone(),
             tenant: session.tenant.clone(),
@@ -104,7 +97,7 @@ impl Engine {
             spec: session.spec.clone(),
             created_ms: session.created_ms,
             kept_until_ms: None,
-            view,
+            view: session.view(),
             memory_used: session.memory_used(),
             directory: session.record.as_ref().map(|record| record.directory().to_owned()),
             lost: Vec::new(),

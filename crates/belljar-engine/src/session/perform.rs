@@ -66,6 +66,17 @@ pub(super) async fn perform(
         return (exec, Performed::Cancelled);
     }
     exec.stage.send_replace(Stage::Running);
+    let performed = perform_in_guest(&session, sandbox, &driver, &exec, joined).await;
+    (exec, performed)
+}
+
+async fn perform_in_guest(
+    session: &Session,
+    sandbox: SandboxLease,
+    driver: &AftermathSender,
+    exec: &Arc<Exec>,
+    joined: bool,
+) -> Performed {
     let start = match joined {
         true => Start::Join,
         false => {
@@ -73,11 +84,10 @@ pub(super) async fn perform(
             Start::New { env, script: None }
         }
     };
-    let ended = EndedExec { exec: Arc::clone(&exec), sandbox: sandbox.clone(), joined };
-    let aftermath = InSession { driver: &driver, ended };
+    let ended = EndedExec { exec: Arc::clone(exec), sandbox: sandbox.clone(), joined };
+    let aftermath = InSession { driver, ended };
     let controls = Controls::default();
-    let performed = perform::perform(&sandbox, &exec, start, controls, |_| {}, &aftermath).await;
-    let performed = match performed {
+    match perform::perform(&sandbox, exec, start, controls, |_| {}, &aftermath).await {
         Ok(perform::Performed::Finished) => Performed::Ended,
         Ok(perform::Performed::SandboxLost | perform::Performed::Unanswered)
         | Err(
@@ -88,8 +98,7 @@ pub(super) async fn perform(
             exec.finish(not_started(&exec.request, &error));
             Performed::Ended
         }
-    };
-    (exec, performed)
+    }
 }
 
 async fn accept(state: &EngineState, session: &Session, exec: &Exec) -> Result<(), EngineError> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use belljar_runtime::{Handle, Sandbox, VolumeKind, VolumeMount};
+use belljar_runtime::{Handle, Sandbox, VolumeKind, VolumeMount, VolumePlace};
 
 use super::{Driver, Origin, SandboxLease};
 use crate::error::{EngineError, in_full};
@@ -54,6 +54,7 @@ impl Driver {
         if adopted {
             self.inherit(&sandbox).await;
         }
+        self.warn_of_soft_disk().await;
         self.apply(Happening::SandboxReady);
         if !adopted {
             // Its life begins now, and not when it was requested.
@@ -206,24 +207,39 @@ impl Driver {
         }
     }
 
-    /// Refuses files on disk whose size is not limited, where the operator wants that; otherwise warns if they are too
-    /// large.
+    /// Refuses files on disk whose size is not enforced, where the operator wants that; otherwise warns if they are too large.
     async fn check_disk(&self, record: &SessionDirectory) -> Result<(), EngineError> {
         let disk = &self.state.config.disk;
-        let soft = record.place().filter(|place| place.kind == VolumeKind::Directory);
-        let Some(place) = soft else { return Ok(()) };
+        let Some(place) = soft_place(record).await else { return Ok(()) };
         if disk.strict {
             let why = disk.why_not_enforced();
             return Err(EngineError::DiskNotEnforced(format!(
                 "{why}; BELLJAR_STRICT=1 forbids that"
             )));
         }
+        self.warn(disk.why_not_enforced());
         let measured = tokio::task::spawn_blocking(move || place.usage()).await;
         if measured.is_ok_and(|usage| usage.is_ok_and(|usage| usage.bytes > disk.size)) {
             self.warn(too_large_on_disk(disk.size));
         }
         Ok(())
     }
+
+    /// Warns if the session has files on disk whose size is not enforced.
+    pub(super) async fn warn_of_soft_disk(&self) {
+        let Some(record) = &self.session.record else { return };
+        if soft_place(record).await.is_some() {
+            self.warn(self.state.config.disk.why_not_enforced());
+        }
+    }
+}
+
+/// Where the files of a session are, if their size is not enforced.
+async fn soft_place(record: &SessionDirectory) -> Option<VolumePlace> {
+    let record = record.clone();
+    let finding = tokio::task::spawn_blocking(move || record.place());
+    let place = finding.await.ok().flatten();
+    place.filter(|place| place.kind == VolumeKind::Directory)
 }
 
 async fn prepare_record(record: &SessionDirectory, disk: &DiskConfig) -> Result<(), EngineError> {

@@ -7,10 +7,10 @@ use tokio::sync::oneshot;
 
 use crate::exec::{Exec, Stage};
 
-/// An execution that waits, and what tells its performer to begin; dropped, it tells it not to.
+/// An execution that waits, and the sender that starts its performer. If the sender is dropped, it is not performed.
 type Waiting = (Arc<Exec>, oneshot::Sender<()>);
 
-/// A kernel's worth of work.
+/// The executions of one kernel.
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     /// The execution that has the kernel.
@@ -19,18 +19,18 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Puts an execution at the end of the queue; `go` tells it that its turn has come, perhaps now.
+    /// Puts an execution at the end of the queue; `go` starts it when its turn has come, perhaps at once.
     pub(super) fn enter(&mut self, exec: Arc<Exec>, go: oneshot::Sender<()>) {
         self.waiting.push_back((exec, go));
         self.advance();
     }
 
-    /// An execution has the kernel already: an earlier server gave it to it.
+    /// An execution has the kernel already: an earlier server started it.
     pub(super) fn hold(&mut self, exec_id: &str) {
         self.holder = Some(exec_id.to_owned());
     }
 
-    /// Takes out an execution that waits. Those behind it move up when it [leaves](Lane::leave).
+    /// Removes an execution that waits. Those behind it move up when it [leaves](Lane::leave).
     pub(super) fn take_back(&mut self, exec_id: &str) -> Option<Waiting> {
         let index = self.waiting.iter().position(|(other, _)| other.id == exec_id)?;
         self.waiting.remove(index)
@@ -54,12 +54,12 @@ impl Lane {
         self.waiting.len()
     }
 
-    /// Gives a free kernel to the next in the queue, and tells the others where they are.
+    /// Gives a free kernel to the next in the queue, and updates the positions of the others.
     fn advance(&mut self) {
         while self.holder.is_none()
             && let Some((exec, go)) = self.waiting.pop_front()
         {
-            // One whose performer is gone cannot take its turn; the next can.
+            // If its performer is gone, the next one gets the kernel.
             if go.send(()).is_ok() {
                 self.holder = Some(exec.id.clone());
             }
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_taken_back_never_has_its_turn_and_the_others_move_up() {
+    fn an_execution_that_is_taken_back_never_starts_and_the_others_move_up() {
         let mut lane = Lane::default();
         let _first = enter(&mut lane, "a");
         let (_, mut second) = enter(&mut lane, "b");
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_gone_when_its_turn_comes_is_passed_over() {
+    fn an_execution_whose_performer_is_gone_is_skipped() {
         let mut lane = Lane::default();
         lane.hold("of an earlier server");
         let (_, gone) = enter(&mut lane, "a");

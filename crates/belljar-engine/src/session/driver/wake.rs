@@ -91,6 +91,7 @@ impl Driver {
         if self.reservation.is_none() {
             self.sleeping = Some(self.state.admission.admit_sleep(&self.session.tenant));
         }
+        self.warn_of_soft_disk().await;
         self.apply(Happening::SandboxAsleep);
     }
 
