@@ -9,7 +9,7 @@ use belljar_sys::file_lock::FileLock;
 use belljar_sys::rootfs::{self, Rootfs};
 
 use super::{Image, ImageStore, Layer};
-use crate::digest::ProgressReader;
+use crate::digest::HashingReader;
 use crate::{ImageError, OciDigest, Progress, Unpacked, layer, skeleton, unpack};
 
 const LOCK: &str = "lock";
@@ -116,7 +116,7 @@ impl ImageStore {
         let packed =
             ProgressReader { inner: self.open_blob(&layer.blob.digest)?, bytes: 0, progress };
         let (content, _) = layer::open(packed, left)?;
-        let content = ProgressReader::new(content);
+        let content = HashingReader::new(content);
         let content = unpack::apply(root, content, unpacked, self.limits)?;
         let (found, _) = content.finish().map_err(layer::read_error)?;
         if found != layer.content {
