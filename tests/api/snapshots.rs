@@ -103,7 +103,7 @@ async fn a_kernel_that_lies_keeps_nothing_of_the_disk() {
 
 #[tokio::test]
 async fn layers_that_a_kernel_does_not_let_go_of_count_for_its_tenant() {
-    let installation = Arc::new(Installation::new().env("BELLJAR_TENANT_FROZEN_SIZE", "40M"));
+    let installation = Arc::new(Installation::new().env("BELLJAR_TENANT_SNAPSHOT_SIZE", "40M"));
     let (mine, other) = (
         installation.key(&["--name", "a", "--tenant", "a"]),
         installation.key(&["--name", "b", "--tenant", "b"]),
@@ -155,7 +155,7 @@ async fn layers_that_a_kernel_does_not_let_go_of_count_for_its_tenant() {
 
 #[tokio::test]
 async fn a_picture_never_takes_more_than_there_is_and_says_whose_limit_it_was() {
-    let env = [("BELLJAR_TENANT_FROZEN_SIZE", "24M"), ("BELLJAR_FROZEN_SIZE", "300M")];
+    let env = [("BELLJAR_TENANT_SNAPSHOT_SIZE", "24M"), ("BELLJAR_SNAPSHOT_SIZE", "300M")];
     let server = Server::with(&env).await;
     let session = server.session().await;
     session.python("import os; x = os.urandom(40 << 20)").await;

@@ -218,7 +218,7 @@ fn from_snapshot(error: &EngineError, message: String) -> Answered {
         EngineError::NotKept { .. } => conflict("not_kept").hint(LOSES_VARIABLES),
         EngineError::TenantSnapshotsFull { .. } => full("snapshots_full"),
         EngineError::SnapshotsFull => {
-            tracing::error!("BELLJAR_FROZEN_SIZE is used up: {message}");
+            tracing::error!("BELLJAR_SNAPSHOT_SIZE is used up: {message}");
             full("out_of_space")
         }
         // A kernel that cannot be captured or brought back is not a failure of the server.

@@ -426,20 +426,20 @@ pub const GROUPS: &[Group] = &[
                  memory and no processor until its next use. 0: only on request.",
             ),
             variable(
-                "BELLJAR_FROZEN_DIR",
+                "BELLJAR_SNAPSHOT_DIR",
                 "a directory",
                 "",
                 "Directory of hibernated sessions and checkpoints.",
             )
             .when_empty("frozen in BELLJAR_STATE_DIR"),
             variable(
-                "BELLJAR_FROZEN_SIZE",
+                "BELLJAR_SNAPSHOT_SIZE",
                 A_SIZE,
                 "32G",
                 "The size of that directory. When it is full, no session is hibernated or forked.",
             ),
             variable(
-                "BELLJAR_TENANT_FROZEN_SIZE",
+                "BELLJAR_TENANT_SNAPSHOT_SIZE",
                 A_SIZE,
                 "8G",
                 "The share of one tenant, in blocks on the disk. 0: no limit of its own.",

@@ -92,7 +92,7 @@ _EXCLUSIVE = ("ARTIFACTS_DB", "BLOBSTORE_DIR")
 # Settings that are paths. Relative ones are relative to this program's directory, not the server's.
 _PATHS = (
     "ARTIFACTS_DB", "BLOBSTORE_DIR", "DATASETS_HOST_RO", "SESSIONS_ROOT", "BELLJAR_DATASET_CACHE",
-    "BELLJAR_EXPORTS_DIR", "BELLJAR_FROZEN_DIR", "BELLJAR_HOME", "BELLJAR_OUTPUTS_DIR", "BELLJAR_RUN_DIR",
+    "BELLJAR_EXPORTS_DIR", "BELLJAR_SNAPSHOT_DIR", "BELLJAR_HOME", "BELLJAR_OUTPUTS_DIR", "BELLJAR_RUN_DIR",
     "BELLJAR_SOCKET_DIR", "BELLJAR_STATE_DIR", "BELLJAR_VOLUMES_DIR",
 )  # fmt: skip
 # Settings that are JSON, or the path of a JSON file. `${NAME}` in it is a variable that the server needs too.
