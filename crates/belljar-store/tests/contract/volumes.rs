@@ -76,7 +76,7 @@ pub(crate) async fn a_volume_in_use_is_not_retired(backend: &impl Backend) {
     put(&*store, SessionRow { spec: of_session, ..session("ses_1", 1) }).await;
     let held = store.hold_volumes("acme", asked.clone(), "run_1").await.unwrap();
     let (rows, hold) = held.unwrap();
-    assert_eq!(rows, [row.clone()]);
+    assert_eq!(rows, std::slice::from_ref(&row));
     let missing = AskedVolumes::from([(name("b"), VolumeMode::Ro)]);
     assert!(store.hold_volumes("acme", missing, "run_2").await.unwrap().is_err());
     let both = [("run_1".to_owned(), asked.clone()), ("ses_1".to_owned(), asked)];

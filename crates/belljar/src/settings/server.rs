@@ -140,7 +140,8 @@ impl ServerSettings {
             idle_s: values.limit("BELLJAR_IDLE_TIMEOUT", parse::seconds_or_0)?,
             spill: spill(values)?,
             snapshots: SnapshotConfig {
-                directory: values.path_or("BELLJAR_SNAPSHOT_DIR", || Ok(state_dir.join("frozen")))?,
+                directory: values
+                    .path_or("BELLJAR_SNAPSHOT_DIR", || Ok(state_dir.join("frozen")))?,
                 total_bytes: Some(values.read("BELLJAR_SNAPSHOT_SIZE", parse::size_from(0))?),
                 tenant_bytes: values.limit("BELLJAR_TENANT_SNAPSHOT_SIZE", parse::size_from(0))?,
                 tenant_sleeping: values
