@@ -150,7 +150,7 @@ fn heads_of_entries_have_a_size() {
         let place = UnpackDirectory::new();
         let (refused, peak) = peak_of(|| place.unpack(&archive, ArchiveFormat::Tar));
         let refusal = refused.unwrap_err();
-        assert!(refusal.message.contains("head of an entry"), "{}", refusal.message);
+        assert!(refusal.message.contains("header of an entry"), "{}", refusal.message);
         assert!(peak < 8 << 20, "{kind:?}: {peak}");
     }
 }
