@@ -23,6 +23,12 @@ pub struct TestContext {
     env: Vec<(String, String)>,
 }
 
+impl Default for TestContext {
+    fn default() -> TestContext {
+        TestContext::new()
+    }
+}
+
 impl TestContext {
     pub fn new() -> TestContext {
         TestContext { directory: tempfile::tempdir().expect("a directory"), env: Vec::new() }

@@ -28,6 +28,12 @@ pub struct Installation {
     args: Vec<String>,
 }
 
+impl Default for Installation {
+    fn default() -> Installation {
+        Installation::new()
+    }
+}
+
 impl Installation {
     pub fn new() -> Installation {
         let installation = Installation {

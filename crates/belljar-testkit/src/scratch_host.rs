@@ -13,6 +13,12 @@ pub struct ScratchHost {
     cgroup_parent: String,
 }
 
+impl Default for ScratchHost {
+    fn default() -> ScratchHost {
+        ScratchHost::new()
+    }
+}
+
 impl ScratchHost {
     pub fn new() -> ScratchHost {
         ScratchHost {
