@@ -3,9 +3,9 @@
 CARGO   ?= cargo
 TRIPLE  := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 BELLJAR := target/release/belljar
-# What tests run: the same without optimizations, built once for all of them in a third of the time.
+# The binary that tests run: without optimizations, built once for all tests in a third of the time.
 TESTED  := $(CURDIR)/target/$(TRIPLE)/debug/belljar
-# What `make demo` runs: optimized less than a release, built in half the time.
+# The binary that `make demo` runs: optimized less than a release, built in half the time.
 DEMO    := $(CURDIR)/target/$(TRIPLE)/demo/belljar
 # Python packages that only tests and checks need; sandboxes never see them.
 TOOLS   := $(CURDIR)/target/python-tools
@@ -14,10 +14,10 @@ HOME_DIR := $(or $(BELLJAR_HOME),$(if $(filter 0,$(shell id -u)),/var/lib/bellja
 PYTHON  := $(HOME_DIR)/python/bin/python
 # The environment of the Python package's own tests and checks; sandboxes never see it.
 SDK_PYTHON := $(CURDIR)/target/sdk-python/bin/python
-# What it needs; all of it comes built.
+# The packages of that environment. All of them are installed as built wheels.
 SDK_NEEDS := --only-binary :all: httpx pydantic pyyaml websockets pytest pytest-asyncio deepagents langchain langchain-openai langchain-tests langgraph
 
-# Where `make install` puts things; DESTDIR goes before all of it, for those who make packages.
+# Where `make install` puts files. DESTDIR is a prefix of all these paths, for building packages.
 PREFIX  ?= /usr/local
 DESTDIR ?=
 BINDIR  := $(PREFIX)/bin
@@ -38,7 +38,7 @@ CLIPPY := $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 endif
 
 # Each test that cannot run on this machine adds a line with its reason.
-export BELLJAR_SKIPPED_TESTS := $(CURDIR)/target/skipped-tests.txt
+export SKIPPED_TESTS_FILE := $(CURDIR)/target/skipped-tests.txt
 
 .PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-agents test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-lives test-walls test-openapi
 
@@ -69,7 +69,7 @@ build: system
 install: build
 	@$(MAKE) --no-print-directory install-files
 
-# Without building: BELLJAR names the binary. The pages and completions are its own description of itself.
+# Installs without building: BELLJAR names the binary. The binary itself prints its manual pages and completions.
 install-files:
 	install -d "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(MANDIR)" "$(DESTDIR)$(BASH_COMPLETIONS)" "$(DESTDIR)$(ZSH_COMPLETIONS)" \
 		"$(DESTDIR)$(FISH_COMPLETIONS)" "$(DESTDIR)$(UNITDIR)"
@@ -100,26 +100,26 @@ demo: system sdk-python
 
 test: tested
 	@scripts/tool cargo-nextest
-	@rm -f $(BELLJAR_SKIPPED_TESTS)
+	@rm -f $(SKIPPED_TESTS_FILE)
 	@echo "== preparing the Python environment of sandboxes in $(HOME_DIR)"
 	@cd target && $(TESTED) setup --browser
 	@$(MAKE) --no-print-directory tested-wheel
-	@# Two at a time: each of them waits for something more often than not.
+	@# Two at a time, because each of them spends more than half of its time waiting.
 	@rm -f target/docker/done
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target WAIT_FOR_ENGINE=1 test-engine test-python test-agents test-kernels test-standard test-openapi
 	@echo "== all other tests: the real binary, real sandboxes"
-	@# One more at a time than there are processors: each waits now and then.
+	@# One more test at a time than there are processors, because each waits now and then.
 	$(CARGO) nextest run --locked --workspace --test-threads $$(($$(nproc) + 1))
-	@# Which attack misses each wall of a sandbox; written by the tests of security.
+	@# Prints which attack notices each missing wall of a sandbox; the security tests write this file.
 	@cat target/$(TRIPLE)/tmp/walls.txt
-	@scripts/skipped-tests $(BELLJAR_SKIPPED_TESTS)
+	@scripts/skipped-tests $(SKIPPED_TESTS_FILE)
 
-# All attacks on sandboxes that lack one wall, for every wall: says where tests/security/walls.txt is untrue. Takes half
-# an hour. WALL='Net namespace' tries one.
+# All attacks on sandboxes that lack one wall, for every wall. Shows where tests/security/walls.txt is wrong. Takes half
+# an hour. WALL='Net namespace' tries only that wall.
 test-walls: tested
 	$(CARGO) nextest run --locked --package belljar --test security --run-ignored only --no-capture -E 'test(walls::all_attacks_on_all_walls)'
 
-# The same tests as in `make test`, with new inputs for as long as one likes. Only the parsers themselves are built.
+# The same tests as in `make test`, with new inputs, for SECONDS per parser. Only the parsers themselves are built.
 SECONDS := 60
 fuzz: system
 	@scripts/tool cargo-nextest
@@ -128,19 +128,19 @@ fuzz: system
 		--package belljar-proto --package belljar-runtime --package belljar-engine --package belljar-image --package belljar-guest \
 		-E 'binary(fuzz) or test(fuzz)'
 
-# One tenant at its worst, for longer and with more of everything than in `make test`.
+# The attacks of one tenant on another, for longer and with more of everything than in `make test`.
 test-tenants: tested
 	@scripts/tool cargo-nextest
 	BELLJAR_TENANTS_LONG=1 $(CARGO) nextest run --locked --package belljar --test tenants --no-capture
 
-# Random lives of sessions beside a model of them, for as long as one likes. A failure says its seed and its steps.
+# Random lives of sessions, compared with a model, for SECONDS. A failure prints its seed and its steps.
 SEED :=
 test-lives: tested
 	@scripts/tool cargo-nextest
 	LIVES_SECONDS=$(SECONDS) LIVES_SEED=$(SEED) $(CARGO) nextest run --locked --profile fuzz --package belljar --test recovery --no-capture -E 'test(/^lives::/)'
 
-# Everything that openapi/belljar.json describes, asked of a real server: see tests/openapi/schemathesis.toml. The same
-# requests every time; EXAMPLES=200 takes longer and tries more, SEED=7 tries others.
+# Tests a real server against everything that openapi/belljar.json describes: see tests/openapi/schemathesis.toml. The
+# requests are the same every time. EXAMPLES=200 takes longer and tries more, SEED=7 tries others.
 EXAMPLES := 5
 SCHEMATHESIS := $(CURDIR)/target/schemathesis
 test-openapi:
@@ -161,7 +161,7 @@ test-standard:
 	@echo "== the Python package with deepagents 0.6.12; the newest is among the tests of the package"
 	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 BELLJAR_BINARY=$(TESTED) python3 scripts/test_deepagents.py --in $(CURDIR)/target/deepagents --standard 0.6.12
 
-# A container engine with gVisor, and images to test with.
+# Prepares a container engine with gVisor, and images for tests.
 test-engine:
 	@scripts/prepare-docker
 	@mkdir -p target/docker && touch target/docker/done
@@ -170,11 +170,12 @@ tested: system
 	@echo "== building what is tested"
 	$(CARGO) build --locked --workspace --all-targets
 
-# The wheel that is tested, with the binary that was built.
+# The wheel for the tests, with the binary that was built for them.
 tested-wheel: tested sdk-python
 	@scripts/make_wheel.py $(TESTED) $(CURDIR)/target/wheel --fast
 
-# The package's own tests, and those of its tools for agents: two parts of about the same length, for two at a time.
+# The package's own tests, and those of its tools for agents: two parts of about the same length, so that they can run
+# at the same time.
 PYTEST := PYTHONDONTWRITEBYTECODE=1 WAIT_FOR_ENGINE=$(WAIT_FOR_ENGINE) BELLJAR_BINARY=$(TESTED) WHEEL_TO_TEST=$$(echo $(CURDIR)/target/wheel/belljar-*.whl) $(SDK_PYTHON) -m pytest -q -p no:cacheprovider
 AGENTS := tests/deepagents tests/langchain
 test-python:
@@ -187,7 +188,7 @@ test-agents:
 	@echo "== the Python package: its tools for agents"
 	cd sdk/python && $(PYTEST) $(AGENTS)
 
-# One wheel with the binary and the Python package, for any Python of this machine's kind.
+# One wheel with the binary and the Python package, for every Python on machines of this kind.
 wheel: build
 	@scripts/make_wheel.py $(BELLJAR) $(CURDIR)/dist
 	@ls -l dist/*.whl
@@ -196,7 +197,7 @@ sdk-python: system
 	@test -x $(SDK_PYTHON) || python3 -m venv $(CURDIR)/target/sdk-python
 	@$(SDK_PYTHON) -m pip install --quiet --disable-pip-version-check mypy ruff $(SDK_NEEDS)
 
-# The same backend over an old deepagents and the newest, each in an environment of its own.
+# Tests the same backend with an old deepagents and with the newest one, each in its own environment.
 test-deepagents:
 	cd sdk/python && BELLJAR_BINARY=$(or $(BELLJAR_BINARY),$(CURDIR)/$(BELLJAR)) python3 scripts/test_deepagents.py --in $(CURDIR)/target/deepagents
 
@@ -209,8 +210,8 @@ lint: system sdk-python
 	cd kernels/python && $(SDK_PYTHON) -m mypy --cache-dir=/dev/null
 	cd kernels/browser && $(SDK_PYTHON) -m mypy --cache-dir=/dev/null
 
-# Known weaknesses of dependencies. Fetches the list of them, so it needs a network and is no part of
-# lint; to be run before a release, and by CI every day.
+# Known vulnerabilities of dependencies. Fetches the list of them, so it needs a network and is not part of lint. Run it
+# before a release; CI runs it every day.
 advisories:
 	@scripts/tool cargo-deny
 	$(CARGO) deny --log-level error check advisories

@@ -1,4 +1,4 @@
-//! Usage, quotas and the logs of what was done and refused.
+//! Usage, quotas, and the logs of actions and refusals.
 
 use belljar_engine::audit;
 use serde_json::{Value, json};
@@ -102,7 +102,7 @@ async fn usage_adds_up() {
     assert_eq!((&day["bytes_in"], &day["bytes_out"]), (&json!(sent), &json!(9 + 8 + 3 + 2)));
     let cpu = day["cpu_seconds"].as_f64().expect("a number");
     assert!((0.2..20.0).contains(&cpu), "{day:#}");
-    // The command sees the same.
+    // The command line reports the same.
     let command =
         server.installation.belljar(&["usage", "--json"]).output().expect("belljar starts");
     let command: Value = serde_json::from_slice(&command.stdout).expect("JSON");
@@ -132,7 +132,7 @@ async fn every_action_is_in_the_audit_log() {
     session.exec(json!({"code": code})).await.error(410, "session_ended");
     eventually("everything is written", async || installation.audit().len() == 7).await;
     let mut lines = installation.audit();
-    // What was refused before it was known whose it is stands elsewhere.
+    // Refusals of requests whose tenant is not known yet are in a separate log.
     lines.splice(1..1, installation.refusals());
     let actions: Vec<&str> = lines.iter().map(|line| text(&line["action"])).collect();
     let expected = ["key_create", "deny", "create", "exec", "exec", "run", "stop", "exec"];
@@ -150,7 +150,7 @@ async fn every_action_is_in_the_audit_log() {
     assert_eq!(lines[3]["code_sha256"], audit::hash(code.as_bytes()));
     assert_eq!(lines[5]["code_sha256"], audit::hash(code.as_bytes()));
     assert!(text(&lines[7]["outcome"]).contains("has ended"), "{}", lines[7]);
-    // No secret and no code, in here or in what the server says.
+    // No secret and no code, neither here nor in the server's log.
     let log = format!("{lines:?}{}", server.said());
     for secret in [text(&key["secret"]), "hunter2", "swordfish", "1234567", "opensesame", "private"]
     {
@@ -169,7 +169,7 @@ async fn code_is_in_the_audit_log_only_if_configured() {
     })
     .await;
     session.stop().await;
-    // What the server logs can be searched by session.
+    // The server's log can be searched by session.
     eventually("the end is logged", async || {
         server
             .said()

@@ -1,4 +1,4 @@
-//! How much may be alive at the same time; beyond that it is said when to ask again.
+//! Limits on concurrent sandboxes; a refusal says when to retry.
 
 use serde_json::json;
 
@@ -40,7 +40,7 @@ async fn a_thousand_at_once_for_three_places() {
         assert_eq!(session.printed("print('alive')").await, "alive\n");
         session.stop().await;
     }
-    // Three sandboxes, and what the pool keeps.
+    // The three sandboxes are gone; the pool keeps one.
     belljar_testkit::wait::eventually("only the pool is left", async || {
         server.installation.pids_inside(1).len() == 1
     })
@@ -86,7 +86,7 @@ async fn memory_and_processes_are_counted_too() {
 #[tokio::test]
 async fn a_caller_who_goes_away_leaves_nothing_undone() {
     let server = Server::with(&[("BELLJAR_MAX_SESSIONS", "50")]).await;
-    // Gone at every moment of a create.
+    // Disconnects at every moment of a create.
     for pause in 0..40 {
         let client = server.client();
         let ask = json!({"key": format!("k{pause}")});
@@ -94,11 +94,11 @@ async fn a_caller_who_goes_away_leaves_nothing_undone() {
         tokio::time::sleep(std::time::Duration::from_micros(pause * 700)).await;
         asked.abort();
     }
-    // Whatever came of it can be used, under the same key, or made anew.
+    // Under each key the session is found and usable, or is made anew.
     for pause in 0..40 {
         let ask = json!({"key": format!("k{pause}")});
         let answer = server.post("/v1/sessions", ask).await;
-        // Which of the two depends on how far it was.
+        // Which of the two depends on how far the first request got.
         assert!(answer.status == 200 || answer.status == 201, "k{pause}: {answer}");
         let session = Session::of(&server, text(&answer.json(answer.status)["id"]));
         assert_eq!(session.printed("print(1)").await, "1\n");

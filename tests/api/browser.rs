@@ -1,4 +1,4 @@
-//! A session's browser: real Chromium, pages that the sandbox itself serves.
+//! A session's browser: real Chromium, with pages that the sandbox itself serves.
 
 use http_body_util::Full;
 use hyper::Method;
@@ -12,7 +12,7 @@ use belljar_testkit::values::text;
 use belljar_testkit::wait::eventually;
 use belljar_testkit::website::Website;
 
-/// A small shop, on port 8000 of the sandbox.
+/// A small web shop, on port 8000 of the sandbox.
 const SHOP: &str = include_str!("browser_shop.py");
 
 const SHOP_URL: &str = "http://localhost:8000/";
@@ -31,7 +31,7 @@ async fn ask(session: &Session, action: &str, body: Value) -> Answer {
     session.client.post(&session.path(&format!("/browser/{action}")), body).await
 }
 
-/// What an action answers that should succeed.
+/// The result of an action that should succeed.
 async fn act(session: &Session, action: &str, body: Value) -> Value {
     ask(session, action, body).await.json(200)
 }
@@ -42,7 +42,7 @@ async fn shop(server: &Server) -> Session {
     session
 }
 
-/// The name that a snapshot gives to the first line with these words.
+/// The reference that a snapshot gives to the first line with these words.
 fn reference(snapshot: &Value, words: &str) -> String {
     let told = text(&snapshot["result"]["snapshot"]);
     let line = told.lines().find(|line| line.contains(words));
@@ -74,7 +74,7 @@ async fn a_page_is_used_as_a_person_would() {
     let said = act(&session, "text", json!({"selector": "p"})).await;
     assert_eq!(said["result"]["text"], "You look for plums.");
     act(&session, "back", json!({})).await;
-    // Names belong to the page they were given on.
+    // References are valid only on the page that they came from.
     let stale = ask(&session, "click", json!({"ref": search})).await;
     assert!(stale.error(422, "stale_ref").contains(&search));
 
@@ -158,7 +158,7 @@ async fn what_cannot_be_done_is_said_precisely() {
     assert_eq!(session.client.get(&session.path("/browser")).await.json(200)["browser"], "kept");
 }
 
-/// Asks for the picture itself.
+/// Requests a screenshot as an image.
 async fn picture(session: &Session, body: Value) -> Answer {
     let path = session.path("/browser/screenshot");
     let mut request = session.client.request(Method::POST, &path, body.to_string());
@@ -196,7 +196,8 @@ async fn a_picture_is_an_artifact_and_the_answer() {
     let kept = server.client().get(&format!("/v1/artifacts/{id}")).await.json(200);
     assert_eq!(kept["size"].as_u64(), Some(whole.body.len() as u64));
 
-    // Of a file, of a page that is waited for, of an element; the current page stays.
+    // Screenshots of a file, of a page that is waited for, and of an element. The current page does
+    // not change.
     act(&session, "goto", json!({"url": SHOP_URL})).await;
     session.python("open('/session/page.html', 'w').write('<h1>a file</h1>')").await;
     assert_eq!(size_of(&picture(&session, json!({"file": "page.html"})).await.body), (1280, 800));
@@ -212,7 +213,7 @@ async fn a_picture_is_an_artifact_and_the_answer() {
     let button = picture(&session, json!({"selector": "button"})).await;
     assert!(size_of(&button.body).0 < 200);
 
-    // An action is an execution: it has a record, events, and an id that makes it happen once.
+    // An action is an execution: it has a record and events, and with an id it happens only once.
     let body = json!({"html": "once", "exec_id": "picture-1"});
     let (first, second) =
         (act(&session, "screenshot", body.clone()).await, act(&session, "screenshot", body).await);
@@ -270,17 +271,17 @@ async fn a_browser_crash_is_reported_and_the_next_action_starts_a_new_one() {
     let server = Server::start().await;
     let session = shop(&server).await;
     act(&session, "goto", json!({"url": SHOP_URL})).await;
-    // A page of its own.
+    // Only the page crashes.
     let crashed = ask(&session, "goto", json!({"url": "chrome://crash"})).await;
     crashed.error(422, "page_crashed");
     act(&session, "goto", json!({"url": SHOP_URL})).await;
-    // All of it.
+    // The whole browser is killed.
     let kill = "import glob, os, signal\n\
         for path in glob.glob('/proc/[0-9]*/cmdline'):\n    \
             if b'--remote-debugging-pipe' in open(path, 'rb').read():\n        \
                 os.kill(int(path.split('/')[2]), signal.SIGKILL)";
     session.python(kill).await;
-    // It may die a moment after the signal, and then this is the call that meets it.
+    // The browser may die a moment after the signal. Then this call reports the crash.
     let mut met = ask(&session, "text", json!({})).await;
     if met.status == 422 {
         met.error(422, "browser_crashed");
@@ -291,7 +292,7 @@ async fn a_browser_crash_is_reported_and_the_next_action_starts_a_new_one() {
     assert!(text(&lost["note"]).contains("SIGKILL"), "{lost:#}");
     assert_eq!(lost["url"], "about:blank");
 
-    // A page that takes more than there is.
+    // A page that exceeds the memory limit.
     act(&session, "goto", json!({"url": SHOP_URL})).await;
     let hungry = "const all = []; for (;;) all.push(new Uint8Array(1 << 24).fill(1));";
     let ended = ask(&session, "evaluate", json!({"expression": hungry})).await;
@@ -313,7 +314,7 @@ async fn actions_wait_their_turn_and_can_be_interrupted() {
     let long = json!({"wait_ms": 15000, "exec_id": "long"});
     let waiting = tokio::spawn(async move { client.post(&path, long).await });
     session.reaches("long", "running").await;
-    // Whoever comes next waits in the same queue; code in other languages does not.
+    // The next action waits in the same queue; code in other languages does not.
     let (client, path) = (session.client.clone(), session.path("/browser/text"));
     let next = tokio::spawn(async move { client.post(&path, json!({"selector": "h1"})).await });
     assert_eq!(session.printed("print(1)").await, "1\n");

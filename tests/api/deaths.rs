@@ -1,4 +1,4 @@
-//! Somebody dies whom the server needs: it says so, and goes on.
+//! A process that the server needs dies: the server reports it and continues.
 
 use belljar_sys::process;
 use serde_json::json;
@@ -35,7 +35,7 @@ async fn a_guest_that_is_killed_takes_its_session_along() {
     server.installation.has_no_traces().await;
     let next = server.post("/v1/sessions", json!({"key": "k"})).await.json(201);
     assert_eq!(next["replaced"], json!({"id": session.id, "because": "its sandbox ended"}));
-    // One that nobody was using is found dead just the same.
+    // The death of an idle sandbox is detected too.
     let [guest] = server.installation.pids_inside(1)[..] else { panic!("one sandbox") };
     kill(guest);
     belljar_testkit::session::Session::of(&server, text(&next["id"])).becomes("failed").await;
@@ -55,7 +55,7 @@ async fn a_kernel_that_is_killed_is_replaced() {
     assert_eq!((&result["status"], &result["kernel_state"]), (&json!("crashed"), &json!("lost")));
     assert_eq!(result["stdout"], "holding\n");
     assert_eq!(session.python("x").await["error"]["name"], "NameError");
-    // Killed while it is idle: whoever comes next is told.
+    // Killed while it is idle: the next execution reports it.
     session.python("y = 1").await;
     let pid: u32 =
         session.printed("import os; print(os.getpid())").await.trim().parse().expect("a pid");
@@ -81,7 +81,7 @@ async fn a_spawner_that_is_killed_is_replaced() {
     }
     let run = server.post("/v1/run", json!({"code": "1 + 1"})).await.json(200);
     assert_eq!(run["status"], "ok");
-    // A session of the old one can still have a new kernel.
+    // A session of the old spawner can still get a new kernel.
     let lost = session.python("import os; os._exit(1)").await;
     assert_eq!(lost["kernel_state"], "lost");
     assert_eq!(session.printed("print('again')").await, "again\n");

@@ -1,4 +1,5 @@
-//! A kernel that was taken over by its user sends the server descriptors: nobody else notices.
+//! A kernel controlled by hostile code sends descriptors to the server: other sessions are not
+//! delayed.
 
 use std::time::{Duration, Instant};
 
@@ -8,17 +9,17 @@ use tokio::sync::oneshot;
 use belljar_testkit::client::Client;
 use belljar_testkit::server::Server;
 
-/// How long a socket takes to close, if it may be made to.
+/// How long the close of a socket blocks, if `SO_LINGER` is set.
 const LINGER: Duration = Duration::from_secs(15);
 
-/// What nobody is held up for, on a machine as busy as those that run tests. A server that waits for
-/// a descriptor waits for [`LINGER`].
+/// No answer may take this long, even on a busy test machine. A server that waits for a descriptor
+/// waits for [`LINGER`].
 const HELD_UP: Duration = Duration::from_secs(5);
 
-/// What an answer takes; half of all answers, since a busy machine delays some.
+/// Upper bound for the median response time: a busy machine delays some answers.
 const PROMPT: Duration = Duration::from_millis(50);
 
-/// Answers the host's line with descriptors instead of doing what it asks for.
+/// Answers the host's request with descriptors instead of doing what it asks for.
 const TAKEN_OVER: &str = r#"
 import array, os, pty, select, socket, struct
 from belljar_kernel import snapshot
@@ -100,7 +101,7 @@ async fn no_message_of_a_kernel_delays_other_sessions() {
     let mut taken_over = Vec::new();
     for (number, kind) in KINDS.iter().enumerate() {
         let session = server.session().await;
-        // Some also say more than a packet holds.
+        // Some also send more than one packet holds.
         let too_long = if number % 2 == 0 { 0 } else { 140_000 };
         let code = format!("KIND, TOO_LONG = {kind:?}, {too_long}\n{TAKEN_OVER}");
         let ready = session.python(&code).await;
@@ -109,7 +110,7 @@ async fn no_message_of_a_kernel_delays_other_sessions() {
     }
     let (stop, stopped) = oneshot::channel();
     let watching = tokio::spawn(watch(server.client(), stopped));
-    // All at once, so that no worker is left if each holds up one.
+    // All at once: if each blocked a worker, none would be left.
     let asked: Vec<_> = taken_over
         .iter()
         .map(|session| {
@@ -121,7 +122,7 @@ async fn no_message_of_a_kernel_delays_other_sessions() {
         let answer = asked.await.expect("an answer");
         assert!(answer.status >= 400, "{kind}: {}", answer.status);
     }
-    // Whatever is closed late is closed by now.
+    // Descriptors that close late are closed by now.
     for session in &taken_over {
         session.stop().await;
     }
@@ -135,7 +136,7 @@ async fn no_message_of_a_kernel_delays_other_sessions() {
     server.installation.has_no_traces().await;
 }
 
-/// How long answers to somebody else take.
+/// Response times of another client.
 async fn watch(client: Client, mut stopped: oneshot::Receiver<()>) -> Vec<Duration> {
     let mut waited = Vec::new();
     while stopped.try_recv().is_err() {

@@ -1,5 +1,4 @@
-//! Sessions with storage BIND: how much they hold, how they go on with other options, and how they
-//! are forgotten.
+//! Sessions with storage BIND: their size limit, restarts with other options, and removal.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -20,7 +19,7 @@ fn directory(server: &Server, session: &Session) -> PathBuf {
     server.path("sessions").join(&session.id)
 }
 
-/// The directories of sessions, besides what finds them by key.
+/// The directories of sessions, without `by-key`.
 fn directories(server: &Server) -> Vec<String> {
     let names = names(&server.path("sessions"));
     names.into_iter().filter(|name| name != "by-key").collect()
@@ -47,13 +46,13 @@ async fn a_stopped_session_goes_on_with_new_options() {
     );
     assert_eq!((&again["ttl"], &again["metadata"]), (&json!(1234), &json!({"user": 7})));
     assert_eq!(session.shell("cat file; echo $A").await["stdout"], "kept\nb\n");
-    // A living one is what it is, and says what to do.
+    // Options of a running session cannot change; the error says what to do.
     let changed = json!({"key": "k", "limits": {"memory": "700M"}});
     let refused = server.post("/v1/sessions", changed.clone()).await;
     refused.error(409, "session_differs");
     assert!(refused.to_string().contains("stop it first"), "{refused}");
 
-    // What was changed is kept by the next server, and by those who ask for nothing.
+    // Changed options are kept by the next server, and by requests that omit them.
     let installation = server.kill().await;
     let server = installation.serve().await;
     let session = Session::of(&server, &session.id);
@@ -68,7 +67,7 @@ async fn a_stopped_session_goes_on_with_new_options() {
         (&json!(700 << 20), &json!(99))
     );
     assert_eq!(session.shell("cat file; echo $A").await["stdout"], "kept\nb\n");
-    // What cannot be is refused with the reason, and changes nothing.
+    // Invalid options are refused with a reason, and change nothing.
     session.stop().await;
     let message = server.post("/v1/sessions", json!({"key": "k", "checkpoints": true})).await;
     assert!(message.error(422, "invalid").contains("TMPFS"), "{message}");
@@ -121,7 +120,7 @@ async fn a_removed_session_is_gone_with_its_files() {
     server.delete(&session.path("?purge=perhaps")).await.error(422, "invalid");
     server.delete(&session.path("?purge=false")).await.json(200);
     assert!(directory(&server, &session).exists(), "stopped, and not removed");
-    // Of several at once one removes it.
+    // Of several concurrent requests, one removes it.
     let removing = (0..5).map(|_| {
         let (client, path) = (server.client(), session.path("?purge=1"));
         tokio::spawn(async move { client.delete(&path).await.status })
@@ -179,7 +178,7 @@ async fn files_on_disk_have_a_size_that_holds() {
         assert!(text(&filled["stderr"]).contains("No space left"), "{filled:#}");
         let size: u64 = text(&filled["stdout"]).trim().parse().expect("a number");
         assert!((15 << 20..18 << 20).contains(&size), "{size}");
-        // Outside it is said as well.
+        // An upload from outside gets an error too.
         let path = session.path("/files/more");
         let upload = server.send(server.request(Method::PUT, &path, "x".repeat(1 << 20))).await;
         upload.error(507, "no_room_inside");
@@ -193,9 +192,9 @@ async fn files_on_disk_have_a_size_that_holds() {
             session.shell("cat kept; rm big; sync; df -m --output=used . | tail -1").await;
         assert!(text(&emptied["stdout"]).starts_with("kept\n"), "{emptied:#}");
     }
-    // What is removed inside is given back to the disk.
+    // Space that is freed inside is returned to the host's disk.
     eventually("the image is small again", async || taken() < 8 << 20).await;
-    // Everybody may use all of it.
+    // The sandbox's user may use the whole file system.
     let many =
         session.shell("mkdir d; for n in $(seq 1000); do : > d/$n; done; ls d | wc -l").await;
     assert_eq!(many["stdout"], "1000\n", "{many:#}");
@@ -231,12 +230,12 @@ async fn plain_directories_go_on_and_are_said_not_to_be_enforced() {
     let files = directory(&server, &session).join("files");
     assert_eq!(fs::read_to_string(files.join("kept")).expect("people can read it"), "kept\n");
     session.stop().await;
-    // One with more than it should have is not kept from its files: it is said.
+    // A session that is over its size can still be used, with a warning.
     let again = server.post("/v1/sessions", json!({"key": "k"})).await.json(200);
     assert!(again["warnings"].to_string().contains("more than 4194304 bytes"), "{again:#}");
     session.stop().await;
 
-    // A server that would make images goes on with it as it is.
+    // A server that would create images continues with the plain directory.
     let sessions = server.path("sessions").display().to_string();
     let state = server.path("state").display().to_string();
     let own = [("SESSIONS_ROOT", sessions.as_str()), ("BELLJAR_STATE_DIR", state.as_str())];
@@ -254,7 +253,7 @@ async fn plain_directories_go_on_and_are_said_not_to_be_enforced() {
     session.stop().await;
     newer.terminate().await;
 
-    // An operator who insists on limits is not given it.
+    // A strict server refuses it, because its limit is not enforced.
     let strict = own
         .iter()
         .fold(Installation::new(), |installation, (name, value)| installation.env(name, value));
@@ -279,7 +278,7 @@ async fn old_sessions_are_removed_with_their_files_if_that_is_wanted() {
     old.stop().await;
     let told = old.show().await;
     assert!(text(&told["kept_until"]) > text(&told["ended"]), "{told:#}");
-    // One that is used again is not old.
+    // A session that is used again is not old.
     server.post("/v1/sessions", json!({"key": "old"})).await.json(200);
     assert_eq!(old.show().await.get("kept_until"), None);
     old.stop().await;

@@ -1,4 +1,4 @@
-//! A server that is asked to stop, and the one that comes after it.
+//! A server that is asked to stop, and its successor.
 
 use std::fs;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use belljar_testkit::server::Server;
 use belljar_testkit::session::{HOLD, Session};
 use belljar_testkit::wait::eventually;
 
-/// Files of sessions that this test can write to.
+/// Files of sessions are plain directories, which this test can write to.
 const FROM_OUTSIDE: (&str, &str) = ("BELLJAR_SESSION_FILES", "directory");
 
-/// Lets whoever holds in a session on disk go on, without a server.
+/// Lets an execution that waits in a session on disk continue, without a server.
 fn release(installation: &Installation, session: &Session) {
     let files = installation.path("sessions").join(&session.id).join("files");
     fs::write(files.join("go"), "").expect("a file");
@@ -52,7 +52,7 @@ async fn what_is_in_progress_is_finished_and_sessions_stay() {
 
     let next = installation.serve().await;
     let session = Session::of(&next, &session.id);
-    // At once: whoever comes early waits until it was found.
+    // At once: an early request waits until the session is recovered.
     assert_eq!(session.printed("x.append('more'); print(*x)").await, "kept more\n");
     let bash = session.exec(json!({"language": "bash", "code": "echo $colour"})).await.json(200);
     assert_eq!(bash["stdout"], "blue\n");
@@ -148,7 +148,7 @@ async fn a_sandbox_killed_without_a_server_is_reported_as_gone() {
     let [guest] = installation.pids_inside(1)[..] else { panic!("one sandbox") };
     process::signal(guest, 9).expect("it lives");
     let next = installation.serve().await;
-    // Asked for at once, before it is known what became of it.
+    // Requested at once, before the server knows that the sandbox is gone.
     let made = next.post("/v1/sessions", json!({"key": "k"})).await.json(201);
     assert_eq!(made["replaced"]["id"], session.id, "{made:#}");
     let old = next.get(&session.path("")).await.json(200);
@@ -167,7 +167,7 @@ async fn an_idle_server_exits_with_idle_exit() {
     let mut server = installation.serve().await;
     let session = server.session().await;
     session.python("import time; time.sleep(2.5)").await;
-    // Longer than a server without sessions would stay.
+    // Longer than a server without sessions would run.
     tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
     assert_eq!(session.python("1 + 1").await["status"], "ok", "a live session keeps it");
     server.delete(&session.path("")).await.json(200);

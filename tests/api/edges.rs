@@ -1,4 +1,4 @@
-//! Ordinary conditions that look like failures, and names that were chosen to deceive.
+//! Ordinary conditions that look like failures, and deceptive names.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,7 +22,7 @@ use belljar_testkit::wait::{PATIENCE, eventually};
 
 const SIGKILL: i32 = 9;
 
-/// Links that lead to each other, sockets, terminals, mounts, and what the guest would tell of itself.
+/// Link loops, sockets, terminals, mounts, and `/proc` files of the guest itself.
 #[tokio::test]
 async fn what_is_no_file_is_no_failure_of_ours() {
     let server = Server::start().await;
@@ -45,7 +45,7 @@ async fn what_is_no_file_is_no_failure_of_ours() {
         ("s", "not_a_file"),
         ("/dev/tty", "not_a_file"),
         ("/dev/ptmx", "not_a_file"),
-        // Who reads those is the guest, and they would be about the guest.
+        // The guest reads these paths, so they would describe the guest.
         ("/proc/self/map_files?list", "not_permitted_inside"),
         ("/proc?list", "not_permitted_inside"),
         ("me/map_files?list", "not_permitted_inside"),
@@ -58,8 +58,8 @@ async fn what_is_no_file_is_no_failure_of_ours() {
         assert_eq!(answer.status, 409, "{path}: {answer}");
         answer.error(409, code);
     }
-    // Of the tree above it only the name is told.
-    // All of the machine's programs are in the list, which takes long to read from a cold disk.
+    // A listing of `/` has `/proc` by name only. The list contains all of the machine's programs,
+    // which takes long to read from a cold disk.
     let request =
         server.request(Method::GET, &session.path("/files//?list&recursive"), String::new());
     let listing = async { server.connect().await.send(request).await };
@@ -82,7 +82,7 @@ async fn what_is_no_file_is_no_failure_of_ours() {
         own["files"].as_array().expect("a list").iter().map(|file| text(&file["path"])).collect();
     assert!(!own.contains(&"maps"), "{own:?}");
 
-    // Numbers beyond those of any execution.
+    // Numbers larger than that of any execution.
     for number in [i64::MAX as u64, 1 << 63, u64::MAX] {
         let log = server.get(&session.path(&format!("/log?after={number}"))).await.json(200);
         assert_eq!(log["entries"], json!([]), "{log:#}");
@@ -90,7 +90,7 @@ async fn what_is_no_file_is_no_failure_of_ours() {
         assert_eq!(execs["execs"].as_array().expect("a list").len(), 1, "{execs:#}");
     }
 
-    // An upload under way when the sandbox dies.
+    // The sandbox dies during an upload.
     let mut wire = server.dial().await;
     let head = format!(
         "PUT {} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 20\r\nConnection: close\r\n\r\n0123456789",
@@ -128,7 +128,7 @@ async fn directories_deeper_than_any_path_do_not_keep_a_session_from_starting_ag
     assert_eq!(session.printed(look).await, "x\ny True\n");
 }
 
-/// What the server logs is an event a line, and never what people type.
+/// The server's log has one event per line, and never contains terminal input.
 #[tokio::test]
 async fn a_log_cannot_be_forged_and_does_not_listen_in() {
     let server = Server::with(&[("BELLJAR_LOG", "trace")]).await;
@@ -137,7 +137,8 @@ async fn a_log_cannot_be_forged_and_does_not_listen_in() {
     let typed = Message::Binary(b"swordfish\n".to_vec().into());
     futures_util::SinkExt::send(&mut terminal.socket, typed).await.expect("sent");
     terminal.until("swordfish").await;
-    // An archive that breaks off says at which file, and somebody chose the name of that.
+    // The error for an interrupted archive contains a file name, and the code in the sandbox chose
+    // that name.
     let make = "import os\nos.mkdir('d')\nos.chdir('d')\n\
                 big = os.urandom(3 << 20)\nopen('1', 'wb').write(big)\n\
                 name = 'x\\n2026-11-16T00:00:00Z ERROR belljar: forged\\x1b[2J'\n\
@@ -163,7 +164,7 @@ async fn a_log_cannot_be_forged_and_does_not_listen_in() {
     assert!(!said.contains('\u{1b}'), "{said}");
 }
 
-/// Directories that tenants share hold a private one for each.
+/// Tenants share these directories. Each tenant's files in them are private.
 #[tokio::test]
 async fn exports_and_outputs_are_private_and_apart() {
     let (server, keys) = with_keys(&[&["--name", "a", "--tenant", "acme"], &["--name", "d"]]).await;
@@ -192,7 +193,7 @@ async fn exports_and_outputs_are_private_and_apart() {
         below.components().count()
     };
     let [(acme_export, acme_output), (export, output)] = &places[..] else { unreachable!() };
-    // The one tenant of a server without keys finds them where they always were.
+    // The default tenant, the only one of a server without keys, has no directory of its own.
     assert_eq!((shown(export, "exports"), shown(output, "outputs")), (2, 3));
     assert_eq!((shown(acme_export, "exports"), shown(acme_output, "outputs")), (3, 4));
     for file in [acme_export, export] {

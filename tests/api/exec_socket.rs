@@ -1,4 +1,4 @@
-//! Executions over a WebSocket: the events of a stream one way, input the other.
+//! Executions over a WebSocket: events in one direction, input in the other.
 
 use std::pin::Pin;
 
@@ -15,7 +15,7 @@ use belljar_testkit::terminal::{Refused, connect_to};
 use belljar_testkit::values::text;
 use belljar_testkit::wait::PATIENCE;
 
-/// One who follows an execution.
+/// A client that follows an execution.
 struct Follower(WebSocketStream<Pin<Box<dyn Wire>>>);
 
 impl Follower {
@@ -61,7 +61,7 @@ impl Follower {
         }
     }
 
-    /// Reads until this was printed, in however many pieces.
+    /// Reads until this was printed, in any number of pieces.
     async fn printed(&mut self, wanted: &str) {
         let mut seen = String::new();
         while !seen.contains(wanted) {
@@ -69,7 +69,7 @@ impl Follower {
         }
     }
 
-    /// All events, and how the server closed.
+    /// All events, and the code with which the server closed.
     async fn rest(mut self) -> (Vec<Value>, u16) {
         let mut events = Vec::new();
         loop {
@@ -99,12 +99,12 @@ async fn the_events_are_those_of_a_stream() {
     for (socket, streamed) in events.iter().zip(&stream) {
         assert_eq!(socket["event"], streamed.name.as_str());
         assert_eq!(socket["id"].as_u64(), streamed.id);
-        // Links are made anew whenever they are told.
+        // Links are new in each response.
         if streamed.name != "artifacts" {
             assert_eq!(socket["data"], streamed.data, "{}", streamed.name);
         }
     }
-    // Asked twice with one id, it is executed once; another piece of code with that id is refused.
+    // A repeated id is executed once; different code with the same id is refused.
     let ask = json!({"code": code, "exec_id": "both"});
     let (again, _) = Follower::begin(&server, &session, ask).await.rest().await;
     assert_eq!(names(&again), names(&events));
@@ -125,11 +125,11 @@ async fn input_goes_the_other_way_and_so_does_an_interrupt() {
     follower.until("exec").await;
     follower.say(json!({"type": "stdin", "data": "one\n"})).await;
     follower.printed("[one]\n").await;
-    // Bytes are bytes, whatever they are.
+    // Input may be any bytes, split anywhere.
     follower.feed(b"tw\xc3").await;
     follower.feed(b"\xb6\n").await;
     follower.printed("twö\n").await;
-    // Nonsense is refused and ends nothing.
+    // Invalid messages are refused, and the execution continues.
     for wrong in [json!({"type": "dance"}), json!(7), json!({"type": "stdin", "data": 7})] {
         follower.say(wrong).await;
         let refused = follower.until("refused").await;
@@ -143,7 +143,7 @@ async fn input_goes_the_other_way_and_so_does_an_interrupt() {
         (&json!("done"), &json!("ok"), 1000)
     );
 
-    // Python asks, is answered, and is interrupted.
+    // Python asks for input, gets it, and is interrupted.
     let ask = json!({"code": "name = input('who? ')\nprint(name.upper())\nwhile True: pass", "stdin": true});
     let mut follower = Follower::begin(&server, &session, ask).await;
     follower.until("input").await;
@@ -153,7 +153,7 @@ async fn input_goes_the_other_way_and_so_does_an_interrupt() {
     let (events, _) = follower.rest().await;
     assert_eq!(events.last().expect("an end")["data"]["status"], "interrupted", "{events:#?}");
 
-    // What takes no input says so.
+    // An execution without stdin refuses input.
     let mut follower = Follower::begin(&server, &session, json!({"command": "sleep 1000"})).await;
     follower.until("exec").await;
     follower.feed(b"x").await;
@@ -179,13 +179,13 @@ async fn a_lost_connection_ends_nothing() {
     let (events, closed) = back.rest().await;
     assert_eq!(closed, 1000);
     assert_eq!(events[0]["data"]["text"], "second\n", "{events:#?}");
-    // And once more when all is over, from its beginning.
+    // Again after its end, from the beginning.
     let (all, _) = Follower::open(&server, &session, "exec_id=long").await.rest().await;
     assert_eq!(all[0], json!({"event": "exec", "data": {"exec_id": "long"}}));
     assert_eq!(all[1]["data"]["text"], "first\nsecond\n");
 }
 
-/// Status and code of a refusal before there is a WebSocket.
+/// Status and code of a refusal before the upgrade to a WebSocket.
 fn refusal(refused: Option<Refused>) -> (u16, String) {
     let refused = refused.expect("a refusal");
     let body: Value =
@@ -265,7 +265,7 @@ async fn a_page_comes_with_a_ticket() {
     let mut follower = Follower(connect_to(&server, &path, "", &offered).await.expect("a socket"));
     follower.say(json!({"code": "6 * 7"})).await;
     assert_eq!(follower.until("result").await["data"]["data"]["text/plain"], "42");
-    // It is good once, and for nothing but a WebSocket.
+    // A ticket works once, and only for a WebSocket.
     assert_eq!(refusal(connect_to(&server, &path, "", &offered).await.err()).0, 401);
 }
 

@@ -1,4 +1,4 @@
-//! Code in a session's Python: what it leaves, what it says, how it ends.
+//! Code in a session's Python kernel: its state, its output, and its end.
 
 use std::collections::HashSet;
 
@@ -22,7 +22,7 @@ async fn python_remembers() {
     let second = session.python("x.append(math.floor(3.9)); x").await;
     assert_eq!((value(&second), &second["execution_count"]), ("[1, 2, 3]", &json!(2)));
 
-    // Displays and the last value, in the order they came, in every form they have.
+    // Displays and the last value, in their order, in all their formats.
     let shown = session
         .python(
             "class Table:\n    def __repr__(self): return 'plain'\n    \
@@ -62,7 +62,7 @@ async fn odd_code_and_odd_output_do_no_harm() {
     let binary =
         "import sys; sys.stdout.buffer.write(b'a\\xff\\x00\\xe2\\x82z'); sys.stdout.flush()";
     assert_eq!(session.printed(binary).await, "a\u{fffd}\0\u{fffd}z");
-    // Code as large as it may be.
+    // Very large code.
     let long = format!("x = '''{}'''\nlen(x)", "y".repeat(10 << 20));
     assert_eq!(value(&session.python(&long).await), (10 << 20).to_string());
     let lone = session.python("print('\\ud800')").await;
@@ -150,7 +150,7 @@ async fn an_id_is_executed_once() {
     let session = server.session().await;
     session.python("count = 0").await;
     let ask = json!({"exec_id": "only.once-1", "code": "count += 1\nprint(count)"});
-    // First all at once, then again when it is over: by many, who all get the same answer.
+    // First all at once, then again after its end: all callers get the same answer.
     for round in 0..3 {
         let asking: Vec<_> = (0..20)
             .map(|_| {
@@ -179,7 +179,7 @@ async fn an_id_is_executed_once() {
         .map(|exec| exec["number"].as_u64().expect("a number"))
         .collect();
     assert_eq!(numbers, [3, 2, 1]);
-    // In another session it is another execution.
+    // The same id in another session is another execution.
     let other = server.session().await;
     let ask = json!({"exec_id": "only.once-1", "code": "print('here')"});
     assert_eq!(other.exec(ask).await.json(200)["stdout"], "here\n");

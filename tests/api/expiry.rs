@@ -1,4 +1,4 @@
-//! Sessions end when their time is up, never in the middle of something, and say why.
+//! Sessions end when their time is up, never during an execution, and report why.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use belljar_testkit::server::Server;
 use belljar_testkit::session::Session;
 use belljar_testkit::values::text;
 
-/// Waits until a session's time is up, were it not in use.
+/// Waits until a session would have expired if it were not in use.
 async fn outlast(session: &Session) -> Value {
     let expires = session.show().await;
     let deadline = text(&expires["expires"]).to_owned();
     while clock::rfc3339(clock::now_ms()) <= deadline {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // A driver that meant to end it has had its chance when it has answered.
+    // If the driver was going to end the session, it has done so before it answers this.
     session.shell("true").await
 }
 

@@ -1,4 +1,4 @@
-//! Files of a session, from outside.
+//! Files of a session, over HTTP.
 
 use hyper::Method;
 use hyper::body::Bytes;
@@ -69,7 +69,7 @@ async fn files_are_written_read_listed_moved_and_removed() {
     server.delete(&at(&session, "made?recursive")).await.text(204);
     server.delete(&at(&session, "notes/link")).await.text(204);
     assert_eq!(session.printed("print(sorted(os.listdir('/session/notes')))").await, "['a']\n");
-    // A file that replaces a link replaces the link.
+    // An upload over a link replaces the link, not its target.
     session.python("os.symlink('/tmp/moved', '/session/trap')").await;
     put(&server, &session, "trap", "mine").await.json(200);
     assert_eq!(
@@ -279,14 +279,14 @@ async fn file_changes_are_streamed_as_they_happen() {
     ] {
         assert!(seen.contains(&told.to_owned()), "no {told} in {seen:?}");
     }
-    // What is written from outside is told too, under its own name.
+    // Uploads are reported too, under their final names.
     put(&server, &session, "w/new/er/sent", "x").await.json(200);
     loop {
         if changed(&deep.until("change").await) == "created new/er/sent" {
             break;
         }
     }
-    // The directory goes, and so does the watch; more changes than anybody reads are no trouble.
+    // The watch ends when its directory is removed. Many unread changes cause no problem.
     let held = server.follow(&at(&session, "other?watch")).await;
     session.shell("for i in $(seq 3000); do : > other/$i; done; rm -r w other/*").await;
     flat.until("gone").await;
@@ -296,7 +296,7 @@ async fn file_changes_are_streamed_as_they_happen() {
     get(&server, &session, "none?watch").await.error(404, "file_not_found");
     put(&server, &session, "file", "x").await.json(200);
     get(&server, &session, "file?watch").await.error(409, "not_a_directory");
-    // Not without bounds, and not for longer than the server.
+    // Watches are limited in number, and end with the server.
     let mut all = Vec::new();
     for _ in 0..16 {
         let mut watch = server.follow(&at(&session, "other?watch")).await;

@@ -1,4 +1,4 @@
-//! Directories in and out as archives.
+//! Directories as archives: download and upload.
 
 use hyper::Method;
 use serde_json::json;
@@ -44,7 +44,7 @@ async fn a_directory_goes_out_and_comes_back() {
         let seen = tree(&session, &format!("back-{format}")).await;
         assert_eq!(seen, tree(&session, "t").await, "{format}");
         session.shell("mkfifo t/pipe").await;
-        // Others' programs can read it, and we read theirs.
+        // Other programs can read our archives, and we can read theirs.
         let other = match format {
             "zip" => {
                 "python3 -m zipfile -e in.zip o-zip; cd t; python3 - <<'E'\nimport zipfile, os\nz = zipfile.ZipFile('/session/theirs.zip', 'w', zipfile.ZIP_DEFLATED)\nfor d, _, names in os.walk('.'):\n  for n in names:\n    if n != 'pipe' and not os.path.islink(os.path.join(d, n)): z.write(os.path.join(d, n))\nz.close()\nE"
@@ -69,10 +69,10 @@ async fn a_directory_goes_out_and_comes_back() {
             0
         );
     }
-    // An empty directory is an archive too, and what is unpacked goes over what is there.
+    // An empty directory is an archive too, and unpacking overwrites existing files.
     let empty = get(&server, &session, "t/empty?archive=tar").await.body.to_vec();
     assert_eq!(unpack(&server, &session, "e?archive=tar", empty).await.json(200)["entries"], 0);
-    // Some fill up the last block, which whoever unpacks does not wait for.
+    // Some programs pad the last block; unpacking does not wait for the padding.
     let mut padded = get(&server, &session, "t/a?archive=tar").await.body.to_vec();
     padded.resize(padded.len() + (4 << 20), 0);
     assert_eq!(unpack(&server, &session, "p?archive=tar", padded).await.json(200)["entries"], 4);
@@ -144,7 +144,7 @@ open('/session/safe/kept', 'w').write('kept')
     assert_eq!((&devices["entries"], &devices["skipped"]), (&json!(1), &json!(2)));
     assert_eq!(session.shell("ls -d escaped; cat safe/kept").await["stdout"], "kept");
 
-    // What is no archive, or not all of it, is said so.
+    // Invalid and truncated archives are reported.
     let whole = get(&server, &session, "in?archive=tar.gz").await.body.to_vec();
     for (format, archive) in [
         ("tar", b"nonsense that is no archive at all, whatever it may be".to_vec()),
@@ -166,7 +166,7 @@ open('/session/safe/kept', 'w').write('kept')
         .error(409, "not_permitted_inside");
     session.shell("mkdir closed; touch closed/x; chmod 0 closed/x").await;
     get(&server, &session, "closed?archive=tar").await.error(409, "not_permitted_inside");
-    // What does not fit is said, and ends nobody.
+    // An archive that does not fit is an error, and the session survives it.
     let small = server.session_with(json!({"limits": {"tmpfs": "8M"}})).await;
     let bomb = "import tarfile, io\nm = tarfile.TarInfo('big'); m.size = 64 << 20\nwith tarfile.open('/tmp/b.tgz', 'w:gz') as t: t.addfile(m, io.BytesIO(bytes(m.size)))";
     small.python(bomb).await;

@@ -1,4 +1,4 @@
-//! Large files pass through the server, and do not stay in it.
+//! Large files pass through the server without staying in its memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use belljar_testkit::server::Server;
 const SIZE: usize = 256 << 20;
 const PIECE: usize = 1 << 20;
 
-/// What buffers may take, of which there are few.
+/// Upper bound for the memory of the few buffers.
 const GROWTH: u64 = 32 << 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -21,7 +21,7 @@ async fn a_large_file_goes_both_ways_and_the_server_does_not_grow() {
     let server = Arc::new(Server::start().await);
     let session = server.session_with(json!({"storage": "BIND"})).await;
     let path = at(&session, "large");
-    // Buffers that were never used are used once.
+    // Uses the buffers once, so that they are allocated.
     put(&server, &path, 16 << 20).await;
     assert_eq!(get(&server, &path).await, 16 << 20);
 
@@ -60,7 +60,7 @@ async fn put(server: &Server, path: &str, size: usize) {
     assert!(answer.contains(&format!("\"size\":{size}")), "{answer}");
 }
 
-/// How many bytes came.
+/// Returns how many bytes came.
 async fn get(server: &Server, path: &str) -> usize {
     let mut wire = server.client().dial().await;
     let ask = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");

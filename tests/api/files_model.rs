@@ -1,5 +1,5 @@
-//! What is done to the files of a session is what would be done to a plain directory: the same
-//! calls, at random, against both.
+//! Operations on a session's files have the same effect as on a plain directory: the same random
+//! calls run against both.
 
 use std::fs;
 use std::io;
@@ -30,7 +30,8 @@ enum Step {
 }
 
 fn path() -> impl Strategy<Value = String> {
-    // Few, so that steps meet; the odd ones mean something to shells, URLs, patterns or terminals.
+    // Few names, so that steps meet on the same files. The odd names mean something to shells,
+    // URLs, patterns or terminals.
     let odd =
         vec!["c d", "*", "-r", ".h", "%2F", "q?x=1&y#z", "\u{fc}\u{4e16}", "a\nb\u{1b}[m", "'\\\""];
     let name =
@@ -120,13 +121,13 @@ async fn compare(server: &Server, session: &Session, number: u32, steps: &[Step]
     assert_eq!(seen, contents(model.path()), "{steps:#?}");
 }
 
-/// A directory into one that is there: which entry fails first depends on their order.
+/// Copies a directory into an existing one: which entry fails first depends on their order.
 fn is_merge(root: &Path, step: &Step) -> bool {
     let Step::Copy(from, to) = step else { return false };
     root.join(from).is_dir() && root.join(to).is_dir()
 }
 
-/// As it must stand in a URL.
+/// The path, percent-encoded for a URL.
 fn encoded(path: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'/';
     path.bytes()
@@ -134,13 +135,13 @@ fn encoded(path: &str) -> String {
         .collect()
 }
 
-/// What was learned, or why nothing was.
+/// The content of the response, or its error code.
 fn outcome(step: &Step, told: &Answer) -> Result<String, String> {
     if !matches!(told.status, 200 | 204) {
         return Err(text(&told.json(told.status)["error"]["code"]).to_owned());
     }
     let about = |file: &Value| match text(&file["kind"]) {
-        // Directories have sizes of their file system's choice.
+        // The size of a directory depends on the file system.
         "file" => format!("file {}", file["size"]),
         other => other.to_owned(),
     };
@@ -203,7 +204,7 @@ fn model_of(root: &Path, step: &Step) -> io::Result<String> {
                 let name = entry.file_name().into_string().expect("text");
                 found.push((name, kind(&entry.path())));
             }
-            // By their names: what follows them must not matter.
+            // Sorted by name alone, before the kind is appended.
             found.sort();
             return Ok(found.iter().map(|(name, kind)| format!("{name} {kind}\n")).collect());
         }

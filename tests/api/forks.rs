@@ -1,4 +1,4 @@
-//! Sessions that are forked and restored to checkpoints.
+//! Forks of sessions, and restoring checkpoints.
 
 use serde_json::{Value, json};
 
@@ -30,7 +30,7 @@ async fn forks_have_the_files_and_go_their_own_ways() {
         assert_eq!(fork.shell("cat n").await["stdout"], format!("1{index}b"));
     }
     assert_eq!(session.shell("cat n").await["stdout"], "1x");
-    // Each lives without the others.
+    // Each continues without the others.
     session.stop().await;
     forks[0].stop().await;
     assert_eq!(forks[1].shell("cat n").await["stdout"], "11b");
@@ -79,7 +79,7 @@ async fn variables_are_the_same_in_all_forks_and_then_their_own() {
         assert_eq!(fork.printed(&code).await, format!("{} True\n", index + 1));
     }
     assert_eq!(session.printed("print(f())").await, "1\n");
-    // Forks of forks, and of what was forked before.
+    // A fork of a fork, and a second fork of the same session.
     let again = fork(&forks[3], json!({})).await;
     assert_eq!(again[0].printed("print(f())").await, "4\n");
     session.python("x.append(2)").await;
@@ -110,7 +110,7 @@ async fn it_goes_back_to_any_execution_and_again() {
     }
     let forks = fork(&session, json!({"from": "e1"})).await;
     assert_eq!(forks[0].printed("print(x)").await, "1\n");
-    // Asleep as well.
+    // A hibernated session can be restored too.
     session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
     session.client.post(&session.path("/restore"), json!({"exec_id": "e1"})).await.json(200);
     assert_eq!(session.printed("print(x)").await, "1\n");

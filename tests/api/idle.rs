@@ -1,4 +1,4 @@
-//! Sessions that nobody uses: their large values go to disk and come back unseen.
+//! Idle sessions: large values are spilled to disk, and loaded when they are used.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ const FRAME: &str = "import numpy as np, pandas as pd\n\
                      x = np.arange(400_000.0)\ny = x\nn = 1\n\
                      def use(): return int(df.a.sum()), y is x";
 
-/// Soon is a second.
+/// A server whose sessions are idle after one second.
 async fn impatient() -> Server {
     let installation = Installation::new()
         .env("IDLE_HIBERNATE_SEC", "1")
-        // What is on disk is looked at from outside.
+        // The test looks at the spilled files from outside.
         .env("BELLJAR_SESSION_FILES", "directory")
         .env("BELLJAR_PRELOAD", "numpy pandas pyarrow pyarrow.parquet");
     Arc::new(installation).serve().await
@@ -74,13 +74,13 @@ async fn a_session_at_work_is_not_idle() {
     let session = Session::of(&server, text(&made["id"]));
     session.python(FRAME).await;
     session.python("import threading; stop = threading.Event(); t = threading.Thread(target=stop.wait); t.start()").await;
-    // Long enough for values to go that may.
+    // Long enough for a spill.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(on_disk(&session).await, [""; 0], "a thread of its own is at work");
     session.python("stop.set(); t.join()").await;
     let ask = json!({"command": ["sleep", "4"], "background": true});
     session.exec(ask).await;
-    // The same, and less than the command takes.
+    // Also long enough, but shorter than the command.
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(on_disk(&session).await, [""; 0], "a command in the background is at work");
     eventually("they went", async || on_disk(&session).await.len() == 3).await;
@@ -111,7 +111,8 @@ async fn a_session_whose_files_are_memory_does_not_grow_when_it_is_idle() {
     session.python(noise).await;
     let memory = async || session.show().await["memory_used"].as_u64().expect("a number");
     let before = memory().await;
-    // This one is made later, and goes: by then the other one was asked long ago, if it is asked at all.
+    // This session is made later, and its value is spilled. By then the server has long since asked
+    // the first session to spill, if it asks at all.
     let other = server.session_with(json!({"storage": "BIND"})).await;
     other.python(noise).await;
     let mut most = before;
@@ -123,7 +124,7 @@ async fn a_session_whose_files_are_memory_does_not_grow_when_it_is_idle() {
     let listed = session.client.get(&session.path("/files/data?list")).await.json(200);
     assert!(!listed.to_string().contains(".spilled"), "{listed:#}");
     assert_eq!(on_disk(&session).await, [""; 0]);
-    // Neither meanwhile nor afterwards; a kernel at rest gives a little back.
+    // It grows neither meanwhile nor afterwards. An idle kernel frees a little memory.
     let most = most.max(memory().await);
     assert!(most < before + before / 10, "{before} bytes before, {most} at most");
 }

@@ -1,4 +1,4 @@
-//! API keys: who may come in, whose things they see, how much and how often.
+//! API keys: access, separation of tenants, and limits.
 
 use hyper::Method;
 use serde_json::{Value, json};
@@ -51,7 +51,7 @@ async fn requests_without_a_key_are_refused() {
     as_header("authorization", &format!("Basic {key}")).await.error(401, "unauthorized");
     as_header("cookie", &format!("key={key}")).await.error(401, "unauthorized");
     server.get(&format!("/v1/sessions?api_key={key}")).await.error(401, "unauthorized");
-    // A server with keys may be called by any name.
+    // A server with keys accepts any host name.
     let mut request = server.with_key(key).request(Method::GET, "/v1/sessions", "");
     request.headers_mut().insert("host", "jar.example".parse().expect("a value"));
     server.send(request).await.json(200);
@@ -70,7 +70,7 @@ async fn what_tells_of_all_tenants_is_for_the_operator() {
     acme.get("/metrics").await.error(403, "operators_only");
     let metrics = operator.get("/metrics").await.text(200);
     assert!(metrics.contains("belljar_sessions{state=\"ready\"} 1"), "{metrics}");
-    // Monitoring systems have that key: it is of no use for anything else.
+    // Monitoring systems have this key: it is valid for nothing else.
     operator.get("/v1/sessions").await.error(403, "operators_key");
     operator.post("/v1/run", json!({"code": "1"})).await.error(403, "operators_key");
     operator.get(&session.path("")).await.error(403, "operators_key");
@@ -93,7 +93,7 @@ async fn what_tells_of_all_tenants_is_for_the_operator() {
 async fn a_key_comes_and_goes_while_the_server_runs() {
     let server = Server::start().await;
     server.get("/v1/sessions").await.json(200);
-    // From the first key on, everybody needs one.
+    // From the first key on, every request needs one.
     let first = server.installation.key(&["--name", "first"]);
     eventually("a key is wanted", async || server.get("/v1/sessions").await.status == 401).await;
     let second = server.installation.key(&["--name", "second"]);
@@ -122,7 +122,7 @@ async fn one_tenant_never_sees_another() {
     let [acme, bell, also_acme] = [0, 1, 2].map(|n: usize| server.with_key(secret(&keys[n])));
     let session = acme.session_with(json!({"key": "thread", "storage": "BIND"})).await;
     session.exec(json!({"code": "secret = 1", "exec_id": "e"})).await.json(200);
-    // The same key of another tenant is another session.
+    // The same session key of another tenant is another session.
     let own = bell.post("/v1/sessions", json!({"key": "thread"})).await.json(201);
     assert_eq!((&own["how"], own.get("replaced")), (&json!("created"), None));
     assert_ne!(own["id"], session.id);
@@ -160,11 +160,11 @@ async fn one_tenant_never_sees_another() {
     let list = bell.get("/v1/sessions").await.json(200);
     assert_eq!(list["sessions"].as_array().expect("a list").len(), 1);
     assert_eq!(list["sessions"][0]["id"], own["id"]);
-    // Nor by paging from somebody else's session.
+    // Nor by paging from another tenant's session.
     let page = bell.get(&format!("/v1/sessions?before={}", session.id)).await.json(200);
     assert!(!page.to_string().contains(&session.id));
 
-    // Colleagues share.
+    // Keys of one tenant share its sessions.
     assert_eq!(also_acme.get(&session.path("")).await.json(200)["state"], "ready");
     let usage = also_acme.get("/v1/usage").await.json(200);
     assert_eq!(usage["usage"][0]["execs"]["ok"], 1, "{usage:#}");
@@ -173,7 +173,7 @@ async fn one_tenant_never_sees_another() {
         (&usage["usage"][0]["sessions"], &usage["usage"][0]["execs"]["ok"]),
         (&json!(1), &json!(0))
     );
-    // Not even one that has ended.
+    // Nor a session that has ended.
     session.stop().await;
     not_found(&bell, Method::GET, "", Value::Null).await;
     not_found(&bell, Method::GET, "/log", Value::Null).await;

@@ -1,4 +1,4 @@
-//! Other languages than Python and bash, as callers meet them.
+//! Languages other than Python and bash, over the API.
 
 use serde_json::json;
 
@@ -31,7 +31,7 @@ async fn javascript_is_a_language_like_others() {
         "{result:#}"
     );
     assert_eq!(result["results"][0]["data"]["application/json"], json!({"sum": 3}));
-    // They have kernels of their own and a lane each.
+    // Each language has its own kernel and its own lane.
     assert_eq!(session.printed("print('python')").await, "python\n");
     let state = session.client.get(&session.path("/state?language=js")).await.json(200);
     assert_eq!(state["variables"][0]["name"], "x", "{state:#}");

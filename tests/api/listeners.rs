@@ -60,19 +60,19 @@ async fn web_pages_are_no_way_in() {
     ] {
         call(&server, "127.0.0.1:80", Some(bad)).await.error(403, "wrong_origin");
     }
-    // A page that has pointed its own name at us.
+    // A page whose own host name resolves to this server (DNS rebinding).
     call(&server, "evil.example", Some("http://evil.example")).await.error(403, "wrong_origin");
-    // Not even what is open to everybody is open to a page.
+    // Even endpoints that need no key refuse a wrong host name.
     let mut request = server.request(Method::GET, "/healthz", "");
     request.headers_mut().insert("host", "evil.example".parse().expect("a value"));
     server.send(request).await.error(403, "wrong_host");
-    // Two were alike.
+    // Twelve refusals, of which two were identical and are stored once.
     eventually("every denial is written down", async || server.installation.refusals().len() == 11)
         .await;
     assert!(server.installation.refusals().iter().all(|line| line["action"] == "deny"));
     assert!(server.installation.audit().is_empty(), "which tells what tenants did");
 
-    // One request, one name: what could be read in two ways is refused.
+    // A request must name one host: ambiguous requests are refused.
     for (request, status) in [
         ("GET /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\n", 200),
         ("GET http://localhost/v1/sessions HTTP/1.1\r\nHost: localhost\r\n", 200),
@@ -88,7 +88,7 @@ async fn web_pages_are_no_way_in() {
     }
 }
 
-/// What the server answers to these bytes.
+/// The server's response to these bytes.
 async fn said_to(client: &Client, bytes: &str) -> String {
     let mut wire = client.dial().await;
     wire.write_all(bytes.as_bytes()).await.expect("it listens");
@@ -118,7 +118,7 @@ async fn pages_of_allowed_origins_may_call() {
         let values = answer.headers.get_all(name).iter();
         values.map(|value| value.to_str().expect("text")).collect::<Vec<_>>().join(", ")
     };
-    // A browser asks first, without the key that the page has.
+    // A browser sends a preflight request first, without the page's key.
     let asks = [("origin", page), ("access-control-request-method", "POST")];
     let preflight = call(Method::OPTIONS, None, &asks).await;
     assert_eq!((preflight.status, preflight.body.len()), (204, 0), "{preflight}");
@@ -129,7 +129,7 @@ async fn pages_of_allowed_origins_may_call() {
         assert!(headers.split(", ").any(|header| header == needed), "{needed}: {headers}");
     }
     assert_eq!(told(&preflight, "vary"), "origin");
-    // Then it calls, and may read the answer, also one that says no.
+    // Then it sends the request, and the page may read the response, also a refusal.
     let secret = key["secret"].as_str().expect("text");
     let made = call(Method::POST, Some(secret), &[("origin", page)]).await;
     made.json(201);
@@ -141,7 +141,7 @@ async fn pages_of_allowed_origins_may_call() {
         assert_eq!(told(answer, "vary"), "origin");
         assert_eq!(told(answer, "access-control-allow-credentials"), "", "no cookies");
     }
-    // Nobody else is told anything.
+    // Other origins get no CORS headers.
     let plain = call(Method::GET, Some(secret), &[]).await;
     assert_eq!((plain.status, told(&plain, "vary").as_str()), (200, "origin"));
     assert_eq!(told(&plain, "access-control-allow-origin"), "");
@@ -151,7 +151,7 @@ async fn pages_of_allowed_origins_may_call() {
         answer.error(403, "wrong_origin");
         assert_eq!(told(&answer, "access-control-allow-origin"), "");
     }
-    // To ask is all that goes without a key.
+    // Only a preflight request needs no key.
     call(Method::OPTIONS, None, &[("origin", page)]).await.error(401, "unauthorized");
     call(Method::OPTIONS, None, &asks[1..]).await.error(401, "unauthorized");
 }
@@ -164,7 +164,7 @@ async fn strangers_cannot_push_out_what_tenants_did() {
     let server = installation.serve().await;
     let acme = server.with_key(key["secret"].as_str().expect("text"));
     acme.session_with(json!({})).await;
-    // A head that is too large is refused before anybody looks at it.
+    // A head that is too large is refused before it is parsed.
     let (small, large) = ("x".repeat(40 << 10), "x".repeat(380 << 10));
     for _ in 0..3 {
         let request = format!(
@@ -213,25 +213,25 @@ async fn a_socket_is_for_its_owner() {
     let installation = Installation::new();
     let path = installation.path("socket");
     let installation = Arc::new(installation.env("BELLJAR_UNIX", &path.display().to_string()));
-    // A server that was killed has left one.
+    // A killed server has left a socket.
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
     let server = installation.serve().await;
     let metadata = fs::symlink_metadata(&path).expect("a socket");
     assert!(metadata.file_type().is_socket());
     assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
-    // Host means nothing here.
+    // Over a socket the Host header is not checked.
     call(&server, "whatever", None).await.json(200);
     call(&server, "whatever", Some("http://evil.example")).await.error(403, "wrong_origin");
     let run = server.post("/v1/run", json!({"code": "1 + 1"})).await.json(200);
     assert_eq!(run["status"], "ok");
-    // Another server does not take it away.
+    // Another server does not take the socket over.
     let other = Arc::new(Installation::new().env("BELLJAR_UNIX", &path.display().to_string()));
     let refusal = other.refusal().await;
     assert!(refusal.contains("another server listens on the socket"), "{refusal}");
     server.get("/healthz").await.json(200);
     server.terminate().await;
     assert!(!path.exists(), "it is gone with the server");
-    // What is no socket is not touched.
+    // A file that is not a socket is not touched.
     fs::write(&path, "precious").expect("a file");
     let refusal = installation.refusal().await;
     assert!(refusal.contains("socket"), "{refusal}");
@@ -276,7 +276,7 @@ async fn certificates_are_used() {
     let run = connection.send(server.request(Method::POST, "/v1/run", ask)).await.json(200);
     assert_eq!(run["results"][0]["data"]["text/plain"], "42");
 
-    // Who does not speak TLS is hung up on, and nobody else notices.
+    // A client that does not speak TLS is disconnected, and other clients are not affected.
     let mut plain = server.dial().await;
     plain.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("sent");
     let mut answer = Vec::new();
@@ -288,7 +288,7 @@ async fn certificates_are_used() {
     drop(connection);
     server.terminate().await;
 
-    // What does not go together is refused at the start.
+    // A certificate and key that do not match are refused at the start.
     fs::copy(installation.path("cert.pem"), installation.path("key.pem")).expect("copied");
     let refusal = installation.refusal().await;
     assert!(refusal.contains("key.pem"), "{refusal}");

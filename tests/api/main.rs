@@ -1,4 +1,4 @@
-//! Belljar over HTTP, as its users meet it: the real server, real sandboxes, whole answers.
+//! Belljar over HTTP, as its users see it: the real server, real sandboxes, whole responses.
 
 mod accounting;
 mod admission;

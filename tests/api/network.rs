@@ -1,5 +1,5 @@
-//! Where code in a sandbox may go, and that it goes nowhere else: real clients inside, servers on
-//! this machine's loopback, listed by their addresses.
+//! Network policies: code in a sandbox reaches the allowed hosts and no others. Real clients run
+//! inside; the servers are on this machine's loopback, allowed by address.
 
 use std::collections::HashSet;
 use std::fs;
@@ -17,7 +17,7 @@ use belljar_testkit::values::text;
 use belljar_testkit::wait::eventually;
 use belljar_testkit::website::Website;
 
-/// A server that allows this site to be asked for, and everything public.
+/// A server whose policies may allow this site and everything public.
 async fn server_for(site: &Website, env: &[(&str, &str)]) -> Server {
     let most = format!("open {}", site.address);
     let mut all = vec![("BELLJAR_MAX_NETWORK", most.as_str())];
@@ -29,7 +29,7 @@ async fn session_for(server: &Server, site: &Website) -> Session {
     server.session_with(json!({"network": {"allow": [site.address.to_string()]}})).await
 }
 
-/// What a cell prints that opens a URL: the body, or the refusal.
+/// A cell that opens a URL and prints the body or the refusal.
 fn fetch(url: &str) -> String {
     format!(
         "import urllib.request, urllib.error\n\
@@ -78,7 +78,7 @@ async fn what_is_listed_is_reached_by_every_program_and_nothing_else_is() {
     assert!(text(&said["stdout"]).starts_with("GET /curl"), "{said:#}");
     let bash = session.exec(json!({"language": "bash", "code": curl})).await.json(200);
     assert!(text(&bash["stdout"]).starts_with("GET /curl"), "{bash:#}");
-    // A tunnel, by a client that would use one for anything.
+    // A tunnel, by a client that uses one for every request.
     let tunnel = format!("curl -sS --proxytunnel {}", site.url("/tunnel"));
     let said = session.shell(&tunnel).await;
     assert!(text(&said["stdout"]).starts_with("GET /tunnel"), "{said:#}");
@@ -86,7 +86,7 @@ async fn what_is_listed_is_reached_by_every_program_and_nothing_else_is() {
     let elsewhere = Website::start().await;
     let said = session.printed(&fetch(&elsewhere.url("/"))).await;
     assert!(said.starts_with("403 belljar: "), "{said}");
-    // Where a redirect leads is asked for like anything else.
+    // The target of a redirect is checked like any other request.
     for to in [elsewhere.url("/"), "http://169.254.169.254/latest/meta-data/".into()] {
         let said = session.printed(&fetch(&site.url(&format!("/to/{to}")))).await;
         assert!(said.starts_with("403 belljar: "), "{said}");
@@ -107,7 +107,8 @@ async fn what_is_listed_is_reached_by_every_program_and_nothing_else_is() {
             url.replace('\0', "~")
         );
         let said = session.printed(&proxied).await;
-        // A tunnel may be granted to curl, in which it is refused: else it would not show why.
+        // The proxy may accept curl's tunnel and send the refusal inside it; otherwise curl would
+        // not show the reason.
         assert!(!said.contains("200"), "{url:?}: {said}");
     }
     assert!(elsewhere.heads().is_empty());
@@ -178,7 +179,7 @@ async fn a_connection_that_is_not_read_delays_no_other() {
         site.url("/endless")
     );
     session.printed(&greedy).await;
-    // Full windows on all of them; events and others go by.
+    // All these connections have full windows; events and other connections still pass.
     for n in 0..5 {
         let said = session.printed(&fetch(&site.url(&format!("/{n}")))).await;
         assert!(said.starts_with("GET /"), "{said}");
@@ -186,7 +187,7 @@ async fn a_connection_that_is_not_read_delays_no_other() {
     let much = session.printed("print('y' * 500_000)").await;
     assert_eq!(much.len(), 500_001);
     assert!(server.rss() < 200 << 20, "{}", server.rss());
-    // More than there are places wait for one, and get it.
+    // Connections beyond the limit wait for a free place, and get one.
     let crowd = format!(
         "import threading, urllib.request\n\
          for s in held: s.close()\n\
@@ -255,8 +256,8 @@ async fn bytes_are_limited() {
     assert!(said.contains("403 belljar: ") && said.contains("BELLJAR_NETWORK_BYTES"), "{said}");
 }
 
-/// A DNS server on loopback: names with `slow` in them get no answer, all others the address of
-/// this site. Which names it was asked for.
+/// A DNS server on loopback: names that contain `slow` get no answer, all others get the address of
+/// this site. Returns its address and the names it was asked for.
 async fn dns(site: &Website) -> (String, Arc<Mutex<HashSet<String>>>) {
     let socket = tokio::net::UdpSocket::bind("127.0.0.2:0").await.expect("a port");
     let address = socket.local_addr().expect("an address").to_string();
@@ -277,7 +278,7 @@ async fn dns(site: &Website) -> (String, Arc<Mutex<HashSet<String>>>) {
     (address, asked)
 }
 
-/// RFC 1035, section 4: a head of twelve bytes, the name in labels, type and class.
+/// RFC 1035, section 4: a header of twelve bytes, the name in labels, type and class.
 fn answer(question: &[u8], ip: Ipv4Addr) -> (String, Vec<u8>) {
     let (mut name, mut at) = (String::new(), 12);
     while question[at] > 0 {
@@ -290,7 +291,7 @@ fn answer(question: &[u8], ip: Ipv4Addr) -> (String, Vec<u8>) {
     answer[2..4].copy_from_slice(&[0x81, 0x80]);
     answer[6..12].copy_from_slice(&[0, u8::from(asks_for_v4), 0, 0, 0, 0]);
     if asks_for_v4 {
-        // The name above, A, IN, for a minute, four bytes.
+        // A pointer to the name above, type A, class IN, TTL 60 s, four bytes.
         answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
         answer.extend(ip.octets());
     }
@@ -308,7 +309,7 @@ async fn a_silent_dns_server_delays_no_other_request() {
     let allow = json!([named, site.address.to_string(), "*.slow.example"]);
     let session = server.session_with(json!({"network": {"allow": allow}})).await;
     let other = server.session_with(json!({"network": {"allow": allow}})).await;
-    // The name is looked up where the setting says, and its address is on the list.
+    // The name is looked up at the configured DNS server, and its address is on the list.
     let said = session.printed(&fetch(&format!("http://{named}/named"))).await;
     assert!(said.starts_with("GET /named"), "{said}");
     let threads = || {
@@ -316,7 +317,7 @@ async fn a_silent_dns_server_delays_no_other_request() {
         fs::read_dir(tasks).expect("it runs").count()
     };
     let before = threads();
-    // As many as a sandbox may have at a time, each with a name of its own.
+    // Nearly as many connections as a sandbox may have, each with a different name.
     let knock = "import socket\n\
         held = [socket.create_connection(('127.0.0.1', 3128)) for _ in range(60)]\n\
         for n, s in enumerate(held): s.sendall(b'CONNECT n%d.slow.example:443 HTTP/1.1\\r\\n\\r\\n' % n)";
@@ -326,7 +327,7 @@ async fn a_silent_dns_server_delays_no_other_request() {
         asked.iter().filter(|name| name.contains("slow")).count()
     };
     eventually("the DNS is asked", async || slow() >= 8).await;
-    // Somebody else's name, and work with files, which needs threads of the server.
+    // Another session's lookup, and file operations, which need threads of the server.
     let begun = Instant::now();
     let said = other.printed(&fetch(&format!("http://{named}/other"))).await;
     assert!(said.starts_with("GET /other"), "{said}");
@@ -334,12 +335,13 @@ async fn a_silent_dns_server_delays_no_other_request() {
         put(&server, &other, &format!("f{n}"), "content").await.json(200);
     }
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
-    // Its questions wait for each other: no more than eight at a time, and no thread for any.
+    // The session's lookups are queued: at most eight at a time, and none takes a thread.
     assert_eq!(slow(), 8);
     assert!(threads() < before + 30, "{before} threads became {}", threads());
 }
 
-/// Who asks and goes away gives their place back before whom they asked has answered: that many may wait, and no more.
+/// A client that disconnects frees its place before the remote host has answered. The number of
+/// such pending connections is bounded.
 #[tokio::test]
 async fn connections_that_are_left_behind_are_bounded() {
     let silent = tokio::net::TcpListener::bind("127.0.0.2:0").await.expect("a port");
@@ -354,7 +356,7 @@ async fn connections_that_are_left_behind_are_bounded() {
     let most = address.to_string();
     let server = Server::with(&[("BELLJAR_NETWORK", &most)]).await;
     let session = server.session().await;
-    // What was not read when a connection is closed resets it.
+    // Closing a connection with unread data resets it.
     let leave = format!(
         "import socket, select\n\
          for n in range(600):\n    \
@@ -369,7 +371,7 @@ async fn connections_that_are_left_behind_are_bounded() {
     assert!((200..=256).contains(&came), "{came}");
 }
 
-/// A process of ours, ended with the test.
+/// A child process that is killed at the end of the test.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -379,7 +381,7 @@ impl Drop for Ended {
     }
 }
 
-/// A web server in Python, for what is too much to write out here.
+/// A web server in Python, for sites that are too complex to write here.
 async fn python_site(script: &str, directory: &std::path::Path) -> (Ended, String) {
     let path = directory.join("site.py");
     fs::write(&path, script).expect("a file");
@@ -500,7 +502,8 @@ server.serve_forever()
     assert!(told.contains("authorization") && !told.contains("hunter2"), "{told}");
     let audit = format!("{:?}", server.installation.audit());
     assert!(!audit.contains("hunter2") && !server.said().contains("hunter2"));
-    // One that does not ask for it has a tunnel, believes what the server believes, and is wrong.
+    // A session that does not ask for the key gets a plain tunnel and the server's trusted
+    // certificates, and the site does not accept its request.
     let plain = server.session_with(json!({"network": {"allow": [address]}})).await;
     assert_eq!(plain.printed(&post).await, "wrong\n");
 }

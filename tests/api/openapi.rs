@@ -1,4 +1,4 @@
-//! The description of the API that is checked in is the one the code gives.
+//! The checked-in description of the API is the one that the code generates.
 
 use std::fs;
 use std::path::Path;
@@ -32,20 +32,20 @@ async fn it_is_served_and_complete() {
     let checked_in: Value =
         serde_json::from_str(&fs::read_to_string(CHECKED_IN).expect("a file")).expect("JSON");
     assert_eq!(served, checked_in);
-    // Whatever a reference points at is there.
+    // Every reference has a target.
     let text = served.to_string();
     for reference in text.split("\"$ref\":\"#").skip(1) {
         let pointer = reference.split('"').next().expect("a pointer");
         assert!(served.pointer(pointer).is_some(), "nothing at {pointer}");
     }
-    // Every operation that it names exists, and refuses what makes no sense in JSON.
+    // Every listed operation exists, and its refusals are JSON.
     for (path, operations) in served["paths"].as_object().expect("paths") {
         let path = path.replace("{id}", "ses_none").replace("{exec}", "exec_none");
         for method in operations.as_object().expect("operations").keys() {
             let method = method.to_uppercase().parse().expect("a method");
             let answer = server.send(server.request(method, &path, "")).await;
             assert_ne!(answer.status, 405, "{path}");
-            // An answer to HEAD has no body to look at.
+            // A response to HEAD has no body.
             if path.contains("_none") && answer.status == 404 && !answer.body.is_empty() {
                 let what = if path.contains("/sessions/") { "session" } else { "artifact" };
                 assert_eq!(
@@ -59,7 +59,7 @@ async fn it_is_served_and_complete() {
 
 #[test]
 fn an_answer_that_the_document_does_not_name_is_noticed() {
-    // All of these are named.
+    // All of these responses are in the document.
     check("GET", "/v1/sessions/ses_1", 404);
     check("PUT", "/v1/sessions/ses_1/files/a/b%20c?mode=755", 507);
     check("PUT", "/v1/sessions/ses_1/datasets/export", 413);

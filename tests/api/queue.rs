@@ -24,7 +24,7 @@ async fn cells_wait_their_turn_and_know_their_place() {
     assert_eq!(server.metric("belljar_execs_queued").await, 3.0);
     assert_eq!(server.metric("belljar_sessions{state=\"busy\"}").await, 1.0);
 
-    // One is taken out of the queue: the others move up, and nobody runs before their time.
+    // One is removed from the queue: the others move up, and none runs early.
     let taken = server.post(&session.path("/execs/second/interrupt"), json!({})).await.json(200);
     assert_eq!(taken["interrupted"], 1);
     let second = waiting.remove(0).result().await;
@@ -63,7 +63,7 @@ async fn a_queue_is_bounded() {
         refused == 6 && session.show().await["queued"] == MOST
     })
     .await;
-    // Commands and other kernels have room.
+    // Commands and other kernels are not affected.
     assert_eq!(session.shell("echo beside").await["stdout"], "beside\n");
     session.release().await;
     held.result().await;
@@ -102,10 +102,10 @@ async fn what_runs_can_be_interrupted() {
     assert_eq!(session.exec_info("command").await["state"], "running");
     assert_eq!(interrupt("/execs/command/interrupt").await["interrupted"], 1);
     assert_eq!(command.result().await["status"], "interrupted");
-    // What is over cannot be interrupted, and that is no mistake.
+    // Interrupting a finished execution is not an error.
     assert_eq!(interrupt("/execs/held/interrupt").await["interrupted"], 0);
 
-    // Everything at once: what runs, what waits, what runs beside.
+    // Everything at once: running, queued and parallel executions.
     let held = session.hold("again").await;
     let queued = session.begin("queued", "queued", json!({"code": "1"})).await;
     let bash = json!({"language": "bash", "code": "echo begun; sleep 1000"});

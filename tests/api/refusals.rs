@@ -1,5 +1,5 @@
-//! What makes no sense is refused, in JSON, with a status, a code and a sentence; and nothing that
-//! anybody sends keeps the server from serving the next.
+//! Invalid requests are refused in JSON, with a status, a code and a sentence. No request prevents
+//! the server from serving the next one.
 
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -57,7 +57,7 @@ async fn bodies_that_make_no_sense() {
         assert_eq!(answer.status, status, "{body}: {answer}");
         answer.error(status, code);
     }
-    // JSON5, deep nesting, and half a character.
+    // JSON5, deep nesting, and an incomplete UTF-8 character.
     let deep = format!("{{\"code\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));
     let answer = server.send(with_type(&server, &exec, json, &deep)).await;
     assert_eq!(answer.status, 422, "{answer}");
@@ -121,7 +121,7 @@ async fn sessions_that_cannot_be() {
     }
     assert_eq!(server.get("/v1/sessions").await.json(200)["sessions"], json!([]));
     server.installation.has_no_traces().await;
-    // Limits beyond what the machine has are no reason to fail, or to do so without a word.
+    // Limits beyond what the machine has are accepted, or refused with a reason.
     for limits in [json!({"memory": u64::MAX}), json!({"tmpfs": u64::MAX}), json!({"cpus": 1024})] {
         let answer = server.post("/v1/sessions", json!({"limits": limits})).await;
         match answer.status {
@@ -173,7 +173,7 @@ async fn a_body_that_is_too_large() {
     let long = format!("{{\"code\": \"{}\"}}", "#".repeat(100 << 20));
     let request = server.request(Method::POST, &session.path("/exec"), long);
     server.send(request).await.error(413, "too_large");
-    // Also when its length is not said beforehand.
+    // Also when the length is not declared.
     let mut wire = server.dial().await;
     let head = format!(
         "POST {} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n\
@@ -183,7 +183,7 @@ async fn a_body_that_is_too_large() {
     wire.write_all(head.as_bytes()).await.expect("it listens");
     let chunk = [b"100000\r\n", &vec![b' '; 1 << 20][..], b"\r\n"].concat();
     let mut sent = 0;
-    // It may hang up as soon as it has had enough.
+    // The server may close the connection once the limit is exceeded.
     while sent < 100 && wire.write_all(&chunk).await.is_ok() {
         sent += 1;
     }
@@ -226,7 +226,7 @@ async fn connections_that_make_no_sense() {
         // The HTTP library answers or hangs up, depending on how far it has read.
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{shown:?}: {answer}");
     }
-    // Somebody who says nothing takes nothing from anybody.
+    // Idle connections do not affect other clients.
     let _silent = server.dial().await;
     let mut half = server.dial().await;
     half.write_all(b"POST /v1/run HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Le").await.expect("sent");
@@ -271,7 +271,7 @@ async fn executions_in_a_session_that_is_being_stopped() {
                 _ => panic!("{answer}"),
             }
         }
-        // Whatever was accepted has an end.
+        // Every accepted execution has finished.
         let execs = server.get(&session.path("/execs")).await.json(200);
         for exec in execs["execs"].as_array().expect("a list") {
             assert_eq!(exec["state"], "finished", "{exec:#}");
@@ -284,7 +284,7 @@ async fn executions_in_a_session_that_is_being_stopped() {
 async fn code_that_is_larger_than_a_sandbox_takes() {
     let server = Server::with(&[("BELLJAR_MAX_BODY", "128M")]).await;
     let session = server.session().await;
-    // Accepted by the server, and more than the guest is sent at once.
+    // Accepted by the server, but larger than one message to the guest may be.
     let long = format!("{{\"code\": \"{}\"}}", "#".repeat(65 << 20));
     let request = server.request(Method::POST, &session.path("/exec"), long);
     let result = server.send(request).await.json(200);

@@ -1,4 +1,4 @@
-//! `POST /v1/run`: one call, one sandbox, gone.
+//! `POST /v1/run`: one sandbox per call, removed afterwards.
 
 use std::fs;
 
@@ -33,7 +33,7 @@ async fn a_run_leaves_its_result_and_its_artifacts_and_nothing_else() {
     assert_eq!(result["artifacts"].as_array().expect("a list").len(), 2, "{result:#}");
     assert!(result.to_string().contains("/work/artifacts/link"), "refused with a word: {result:#}");
     server.installation.has_no_traces().await;
-    // The next one starts from nothing.
+    // The next run starts with an empty sandbox.
     let code = "import os; print(os.listdir('/work/artifacts'), 'pathlib' in globals())";
     let result = server.post("/v1/run", json!({"code": code})).await.json(200);
     assert_eq!(result["stdout"], "[] False\n");
@@ -91,11 +91,12 @@ async fn a_run_is_streamed_with_its_artifacts_last() {
     let host = server.path("outputs").join(id).join("a.txt");
     assert_eq!(taken["artifact_map"]["/work/artifacts/a.txt"], host.display().to_string());
     assert!(host.is_file());
-    // What is wrong with it is said before anything begins.
+    // An invalid request is refused before the stream begins.
     let mut request = server.request(hyper::Method::POST, "/v1/run", "{}");
     request.headers_mut().insert("accept", "text/event-stream".parse().expect("a value"));
     server.send(request).await.error(422, "invalid");
-    // What only the engine knows comes as an event, which says what the status would have been.
+    // An error that only the engine detects is sent as an event, with the status that the response
+    // would have had.
     let ask = json!({"code": "1", "image": "debian"});
     let events = server.post_stream("/v1/run", ask).await.rest().await;
     let failed = events.last().expect("an event");
@@ -117,7 +118,7 @@ async fn going_away_ends_a_run() {
     eventually("it runs", async || server.installation.pids_inside(1).len() == 1).await;
     waiting.abort();
     server.installation.has_no_traces().await;
-    // Its room is free again, and its end stands in the audit log.
+    // Its place is free again, and its end is in the audit log.
     let runs = async || {
         let mut lines = server.installation.audit();
         lines.retain(|line| line["action"] == "run");

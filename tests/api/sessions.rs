@@ -1,4 +1,4 @@
-//! Sessions: made, found again, listed, prolonged, stopped.
+//! Sessions: created, found again, listed, extended, stopped.
 
 use std::collections::HashSet;
 
@@ -53,7 +53,7 @@ async fn a_session_is_what_was_asked_for() {
 async fn one_key_is_one_session() {
     let server = Server::start().await;
     let ask = json!({"key": "k", "limits": {"memory": "128M"}});
-    // Twenty at once.
+    // Twenty requests at once.
     let asking: Vec<_> = (0..20)
         .map(|_| {
             let (client, ask) = (server.client(), ask.clone());
@@ -73,7 +73,7 @@ async fn one_key_is_one_session() {
     let session = Session::of(&server, &found.into_iter().next().expect("one"));
     session.python("x = 41").await;
 
-    // What is not said is not different.
+    // Options that a request omits do not count as different.
     let again = server.post("/v1/sessions", json!({"key": "k"})).await.json(200);
     assert_eq!((&again["id"], &again["how"]), (&json!(session.id), &json!("found")));
     assert_eq!(session.python("x + 1").await["results"][0]["data"]["text/plain"], "42");
@@ -107,7 +107,7 @@ async fn a_key_whose_session_is_gone_says_what_was_lost() {
     let second = Session::of(&server, text(&second["id"]));
     assert_eq!(second.python("x").await["error"]["name"], "NameError");
 
-    // Asked for while it is being stopped, it is still one or the other.
+    // A request during the stop gets the old session or a new one.
     let (stopping, asked) =
         tokio::join!(second.stop(), server.post("/v1/sessions", json!({"key": "k"})),);
     assert_eq!(stopping["state"], "stopped");
@@ -150,7 +150,7 @@ async fn sessions_are_listed_newest_first_in_pages() {
     assert_eq!(ids(&stopped), [made[1].id.as_str()]);
     assert_eq!(stopped["sessions"][0]["ended_because"], "it was stopped");
 
-    // Pages of a state that only the server itself knows are as full as others.
+    // Pages of a state that only the running server knows are as full as others.
     let held = made[0].hold("held").await;
     let busy = server.get("/v1/sessions?state=busy&limit=1").await.json(200);
     assert_eq!(ids(&busy), [made[0].id.as_str()]);
@@ -181,7 +181,7 @@ async fn a_life_is_prolonged_and_never_shortened() {
     let shorter = server.patch(&session.path(""), json!({"ttl": 1})).await.json(200);
     let lost = minutes_between(text(&shorter["expires"]), text(&longer["expires"]));
     assert_eq!(lost, 0, "{longer:#}\n{shorter:#}");
-    // Nor is it by finding it again, or by using it.
+    // Nor does finding it again or using it shorten its life.
     server.post("/v1/sessions", json!({"ttl": 1})).await.json(201);
     session.python("1").await;
     let used = session.show().await;
@@ -193,7 +193,7 @@ async fn a_life_is_prolonged_and_never_shortened() {
     server.patch(&session.path(""), json!({"ttl": 60})).await.error(410, "session_ended");
 }
 
-/// Of two times on one day, as far as minutes go.
+/// Minutes between two times of day.
 fn minutes_between(earlier: &str, later: &str) -> i64 {
     let minutes = |time: &str| {
         let (hours, minutes) = (&time[11..13], &time[14..16]);
@@ -219,7 +219,7 @@ async fn a_stopped_session_stays_stopped_and_says_so() {
     assert!(start.contains("BIND"), "{start}");
     server.get(&session.path("/state")).await.error(410, "session_ended");
     server.post(&session.path("/interrupt"), json!({})).await.error(410, "session_ended");
-    // What it did can still be read.
+    // Its log and executions can still be read.
     let log = server.get(&session.path("/log")).await.json(200);
     assert_eq!(log["entries"][0]["stdout"], "kept\n");
     let execs = server.get(&session.path("/execs")).await.json(200);

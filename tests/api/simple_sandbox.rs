@@ -1,4 +1,5 @@
-//! The three calls of the simple sandbox that agents already know, exactly as its manual has them.
+//! The three calls of the simple sandbox that agents already know, exactly as its manual describes
+//! them.
 
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ async fn create_execute_cleanup() {
     let hello = execute(&server, &id, "echo Hello").await;
     assert_eq!(hello, json!({"exit_code": 0, "output": "Hello\n"}));
 
-    // Directory, variables and files stay.
+    // Directory, variables and files are kept.
     execute(&server, &id, "cd /tmp && colour=blue && echo data > file").await;
     assert_eq!(
         execute(&server, &id, "pwd; echo $colour; cat file").await["output"],
@@ -41,12 +42,12 @@ async fn create_execute_cleanup() {
     assert_eq!(late["exit_code"], 124, "{late:#}");
     assert_eq!(execute(&server, &id, "echo $colour").await["output"], "blue\n");
 
-    // Each user has their own.
+    // Each session has its own state.
     let other = server.post("/create_session", json!({})).await.json(200);
     let other = text(&other["session_id"]);
     assert_eq!(execute(&server, other, "echo [$colour]; ls /tmp/file").await["exit_code"], 2);
 
-    // What docs/how-to/from-simple-sandbox.md names as different.
+    // The differences that docs/how-to/from-simple-sandbox.md lists.
     assert_eq!(
         execute(&server, other, "id -u; touch /usr/x || echo no").await["output"]
             .as_str()
@@ -68,7 +69,7 @@ async fn create_execute_cleanup() {
     server.post("/cleanup", json!({})).await.error(422, "invalid");
     let nul = json!({"session_id": other, "command": "a\0b"});
     server.post("/execute", nul).await.error(422, "invalid");
-    // It is a session like any other.
+    // It is an ordinary session.
     assert_eq!(server.get(&format!("/v1/sessions/{other}")).await.json(200)["state"], "ready");
 }
 
@@ -77,7 +78,7 @@ async fn output_keeps_the_order_in_which_it_was_written() {
     let server = Server::start().await;
     let made = server.post("/create_session", json!({})).await.json(200);
     let id = text(&made["session_id"]);
-    // Programs of their own, a pipeline, the shell itself, and code that fails.
+    // Child processes, the shell itself, and code that fails.
     let command = "for i in 1 2 3 4 5; do echo out$i; echo err$i >&2; sh -c \"echo sub$i; echo bus$i >&2\"; done; \
                    ls /nowhere; echo after; nothing_of_this_name; echo last";
     let output = execute(&server, id, command).await["output"].clone();
@@ -90,18 +91,18 @@ async fn output_keeps_the_order_in_which_it_was_written() {
     assert_eq!(lines[21], "after", "{output}");
     assert!(lines[22].contains("command not found"), "{output}");
     assert_eq!(lines[23..], ["last"], "{output}");
-    // Faster than anybody could read two pipes in turn.
+    // Faster than a reader could alternate between two pipes.
     let burst = "python3 -c 'import os; [os.write(1 + i % 2, b\"%d\\n\" % i) for i in range(300)]'";
     let numbers: String = (0..300).map(|i| format!("{i}\n")).collect();
     assert_eq!(execute(&server, id, burst).await["output"], numbers);
-    // Both streams stay what they are for the next command, and for other calls of the session.
+    // A command's redirections affect neither the next command nor other calls of the session.
     execute(&server, id, "false").await;
     assert_eq!(
         execute(&server, id, "echo $?; exec 2>/dev/null; ls /nowhere").await["output"],
         "1\n"
     );
     assert!(text(&execute(&server, id, "ls /nowhere").await["output"]).contains("/nowhere"));
-    // Code that could leave a `$(` open takes another way into the shell.
+    // Code that could leave a `$(` open is passed to the shell in another way.
     let open = execute(&server, id, "echo $(echo a; echo b >&2); echo c").await;
     assert_eq!(open["output"], "b\na\nc\n");
     let ask = json!({"language": "bash", "code": "echo out; echo err >&2"});
@@ -109,7 +110,7 @@ async fn output_keeps_the_order_in_which_it_was_written() {
     assert_eq!((&apart["stdout"], &apart["stderr"]), (&json!("out\n"), &json!("err\n")));
 }
 
-/// What nginx sends with the configuration of the manual.
+/// Headers that nginx sends with the manual's configuration.
 #[tokio::test]
 async fn behind_a_proxy_it_has_another_name() {
     let from_nginx = |client: &Client| {

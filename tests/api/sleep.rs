@@ -1,4 +1,4 @@
-//! Sessions that sleep: nothing but files is left of them, and they wake as what they were.
+//! Hibernation: only files of a session are left, and it wakes in the same state.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ async fn files_are_as_they_were_after_a_sleep() {
         .await;
     assert_eq!(text(&seen["stdout"]), "hellots 741 1000000000\nempty\n8\n", "{seen:#}");
     assert_eq!(session.show().await["state"], "ready");
-    // Once more, from what was woken.
+    // Once more, after it was woken.
     hibernate(&session, true).await;
     assert_eq!(session.shell("cat link").await["stdout"], "hello");
     session.stop().await;
@@ -76,7 +76,7 @@ async fn what_cannot_be_kept_is_named_and_with_force_said_to_be_lost() {
     let asleep = hibernate(&session, true).await;
     assert_eq!(asleep["lost"].as_array().map(Vec::len), Some(1), "{asleep:#}");
     assert!(text(&asleep["lost"][0]).contains("bash kernel"), "{asleep:#}");
-    // Asked once more it says the same.
+    // A second request returns the same.
     assert_eq!(hibernate(&session, false).await["lost"], asleep["lost"]);
     let x = session.exec(json!({"code": "echo $x", "language": "bash"})).await.json(200);
     assert_eq!((&x["stdout"], &x["kernel_state"]), (&json!("\n"), &json!("lost")), "{x:#}");
@@ -198,7 +198,7 @@ async fn a_live_thread_is_named_and_with_force_nothing_else_is_lost() {
     let lost = json!(["thread `worker` is alive"]);
     assert_eq!(forked["sessions"][0]["lost"], lost, "{forked:#}");
     assert_eq!(hibernate(&session, true).await["lost"], lost);
-    // From now on it is dead for everybody, and not in the way again.
+    // The thread is dead after the wake, and does not prevent the next hibernation.
     let code = "t.join(); print(x, t.is_alive(), threading.active_count(), random.random())\n\
                 again = threading.Thread(target=print, args=('again',)); again.start(); again.join()";
     let seen = session.printed(code).await;
@@ -207,7 +207,8 @@ async fn a_live_thread_is_named_and_with_force_nothing_else_is_lost() {
     assert_eq!(session.printed("print(x)").await, "1\n");
 }
 
-/// `force` gives variables up only if the kernel itself cannot be kept, and says so before and after.
+/// `force` drops variables only if the kernel itself cannot be kept, and this is reported before
+/// and after.
 #[tokio::test]
 async fn variables_that_cannot_be_kept_are_said_to_be_lost() {
     let server = Server::start().await;
@@ -216,28 +217,28 @@ async fn variables_that_cannot_be_kept_are_said_to_be_lost() {
     session.shell("printf 7 > n").await;
     let refused = session.client.post(&session.path("/hibernate"), json!({})).await;
     let message = refused.error(409, "not_kept");
-    assert!(message.contains("shared with others"), "{message}");
+    assert!(message.contains("shared with other processes"), "{message}");
     assert!(refused.text(409).contains("loses the kernel's variables"), "{refused}");
     assert_eq!(session.printed("print(x)").await, "1\n");
     let asleep = hibernate(&session, true).await;
     let lost = text(&asleep["lost"][0]);
     assert!(lost.contains("variables of the python kernel") && lost.contains("shared"), "{lost}");
-    // Woken by something else, and asleep once more before a cell could say it.
+    // Woken by a command, and hibernated again before a cell could report the loss.
     assert_eq!(session.shell("cat n").await["stdout"], "7");
     assert_eq!(hibernate(&session, false).await["lost"], asleep["lost"]);
     let seen = session.python("print('x' in globals())").await;
     assert_eq!((&seen["stdout"], &seen["kernel_state"]), (&json!("False\n"), &json!("lost")));
-    assert!(text(&seen["reason"]).contains("shared with others"), "{seen:#}");
+    assert!(text(&seen["reason"]).contains("shared with other processes"), "{seen:#}");
 }
 
-/// A kernel that died while nobody looked is told of after a sleep too.
+/// A kernel that died unnoticed is reported after hibernation too.
 #[tokio::test]
 async fn a_kernel_that_died_before_hibernation_is_reported_after_it() {
     let server = Server::start().await;
     let session = server.session().await;
     let pid = session.printed("import os; x = 1; print(os.getpid())").await;
     let pid = pid.trim();
-    // Not before it is gone, and then at once.
+    // Waits until it is gone, and hibernates at once.
     session.shell(&format!("kill -9 {pid}; while kill -0 {pid} 2> /dev/null; do :; done")).await;
     let asleep = hibernate(&session, false).await;
     assert!(text(&asleep["lost"][0]).contains("python kernel"), "{asleep:#}");
@@ -245,11 +246,12 @@ async fn a_kernel_that_died_before_hibernation_is_reported_after_it() {
     assert_eq!((&seen["stdout"], &seen["kernel_state"]), (&json!("False\n"), &json!("lost")));
 }
 
-/// The process that keeps a command ends a moment after it: it is ours, and in nobody's way.
+/// The process that supervises a command ends a moment after it. It is ours, and must not prevent
+/// hibernation.
 #[tokio::test]
 async fn right_after_a_command_nothing_is_in_the_way() {
     let server = Server::start().await;
-    // With so little of a processor it takes its time.
+    // With so little CPU time its end takes a while.
     let session = server.session_with(json!({"limits": {"cpus": 0.05}})).await;
     for round in 0..8 {
         assert_eq!(session.shell("echo $$ | cat").await["status"], "ok");

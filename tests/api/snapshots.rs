@@ -1,4 +1,4 @@
-//! What hostile kernels can do with snapshots of themselves, and how many a tenant can have.
+//! What hostile kernels can do with their own snapshots, and how many snapshots a tenant can have.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +13,7 @@ use belljar_testkit::server::Server;
 use belljar_testkit::session::Session;
 use belljar_testkit::values::{names, text};
 
-/// Instead of doing what the host asks for, keeps all that came with it and answers something.
+/// Ignores the host's request, keeps all descriptors that came with it, and sends a chosen answer.
 const KEEP_AND_ANSWER: &str = r#"
 import os, json, socket, belljar_kernel.snapshot as frozen
 kept, answer, keep_pipes = [], b"", True
@@ -29,7 +29,7 @@ def talk(line, kernel):
 frozen.talk = talk
 "#;
 
-/// Fills whatever it has kept by every means, and prints what that takes of the disk.
+/// Tries every way to fill the kept descriptors, and prints how much disk space that takes.
 const FILL: &str = r#"
 import ctypes, errno, signal, stat
 libc = ctypes.CDLL(None, use_errno=True)
@@ -56,14 +56,15 @@ async fn hibernate(session: &Session, force: bool) -> belljar_testkit::client::A
     session.client.post(&session.path("/hibernate"), json!({"force": force})).await
 }
 
-/// What albums of sessions take of the disk, each file once, without what the server made for all.
+/// Disk space of the sessions' snapshots. Each file counts once; layers common to all sessions do
+/// not count.
 fn on_disk(frozen: &Path) -> u64 {
     const COMMON: u64 = 1 << 62;
     let mut files = HashMap::new();
-    for album in names(frozen).iter().filter(|name| *name != "commons") {
-        for name in names(&frozen.join(album)) {
+    for snapshots in names(frozen).iter().filter(|name| *name != "commons") {
+        for name in names(&frozen.join(snapshots)) {
             let id: u64 = name.split('.').next().and_then(|id| id.parse().ok()).expect("a number");
-            let metadata = std::fs::metadata(frozen.join(album).join(&name)).expect("a file");
+            let metadata = std::fs::metadata(frozen.join(snapshots).join(&name)).expect("a file");
             if id & COMMON == 0 {
                 files.insert(metadata.ino(), metadata.blocks() * 512);
             }
@@ -76,7 +77,7 @@ fn on_disk(frozen: &Path) -> u64 {
 async fn a_kernel_that_lies_keeps_nothing_of_the_disk() {
     let server = Server::start().await;
     let session = server.session().await;
-    // What all kernels have in common is theirs to read; here it comes to be.
+    // All kernels may read the common layers. This fork creates them.
     session.client.post(&session.path("/fork"), json!({})).await.json(201);
     session.python(KEEP_AND_ANSWER).await;
     let before = on_disk(&server.installation.frozen());
@@ -94,7 +95,7 @@ async fn a_kernel_that_lies_keeps_nothing_of_the_disk() {
         "common = sum({os.fstat(fd).st_ino: os.fstat(fd).st_blocks * 512 for fd in kept}.values())";
     session.python(common).await;
     assert_eq!(session.printed(FILL).await, "0\n", "bytes of the disk that it has taken");
-    // It holds files for reading, which are empty, and they are still to be seen.
+    // The kernel still holds files open for reading. They are empty, and still listed.
     let left = names(&server.installation.frozen().join(&session.id));
     assert!(left.iter().filter(|name| name.ends_with(".pages")).count() > 1, "{left:?}");
     assert!(on_disk(&server.installation.frozen()) <= before + (64 << 10), "{left:?}");
@@ -110,7 +111,7 @@ async fn layers_that_a_kernel_does_not_let_go_of_count_for_its_tenant() {
     );
     let server = installation.serve().await;
     let session = server.with_key(secret(&mine)).session_with(json!({})).await;
-    // It does as it is told, and keeps what it was given.
+    // The kernel obeys, but keeps a descriptor of the layer.
     session
         .python(
             "import os, belljar_kernel.snapshot as frozen\nkept, really = [], frozen._freeze\n\
@@ -140,11 +141,11 @@ async fn layers_that_a_kernel_does_not_let_go_of_count_for_its_tenant() {
     let held: u64 = session.printed(held).await.trim().parse().expect("a number");
     assert!(held <= on_disk, "{held} bytes are held, of which {on_disk} are to be seen");
 
-    // Nobody else is the worse for it.
+    // Other tenants are not affected.
     let theirs = server.with_key(secret(&other)).session_with(json!({})).await;
     theirs.python("x = 7").await;
     hibernate(&theirs, false).await.json(200);
-    // What it holds is worth nothing when it has ended, and it has room again.
+    // When the session ends, its layers are freed, and its tenant has space again.
     session.stop().await;
     let again = server.with_key(secret(&mine)).session_with(json!({})).await;
     again.python("y = 1").await;
@@ -154,7 +155,7 @@ async fn layers_that_a_kernel_does_not_let_go_of_count_for_its_tenant() {
 }
 
 #[tokio::test]
-async fn a_picture_never_takes_more_than_there_is_and_says_whose_limit_it_was() {
+async fn a_snapshot_never_takes_more_than_there_is_and_says_whose_limit_it_was() {
     let env = [("BELLJAR_TENANT_SNAPSHOT_SIZE", "24M"), ("BELLJAR_SNAPSHOT_SIZE", "300M")];
     let server = Server::with(&env).await;
     let session = server.session().await;
@@ -162,7 +163,7 @@ async fn a_picture_never_takes_more_than_there_is_and_says_whose_limit_it_was() 
     let message = hibernate(&session, false).await.error(507, "snapshots_full");
     assert!(message.contains("limit of 25165824 bytes"), "{message}");
     assert!(on_disk(&server.installation.frozen()) <= 24 << 20);
-    // It goes on as if nothing had been.
+    // The session continues unchanged.
     assert_eq!(session.printed("print(len(x))").await, "41943040\n");
     session.python("del x").await;
     hibernate(&session, false).await.json(200);
@@ -196,7 +197,7 @@ async fn sleeping_sessions_have_a_limit_that_a_restart_remembers() {
     let client = server.with_key(secret(&keys[0]));
     let session = client.session_with(json!({})).await;
     hibernate(&session, true).await.error(429, "no_room");
-    // Whoever wakes, or ends, makes room.
+    // A session that wakes or ends makes room.
     session.stop().await;
     let list = client.get("/v1/sessions").await.json(200);
     let all = list["sessions"].as_array().expect("a list").iter();
@@ -221,10 +222,10 @@ async fn a_kernel_names_only_layers_that_it_was_given() {
         )
         .await;
     hibernate(&session, false).await.json(200);
-    let album = server.installation.frozen().join(&session.id);
-    let manifest = names(&album).into_iter().find(|name| name.ends_with(".json")).expect("one");
+    let snapshots = server.installation.frozen().join(&session.id);
+    let manifest = names(&snapshots).into_iter().find(|name| name.ends_with(".json")).expect("one");
     let manifest: Value =
-        serde_json::from_slice(&std::fs::read(album.join(manifest)).expect("a file"))
+        serde_json::from_slice(&std::fs::read(snapshots.join(manifest)).expect("a file"))
             .expect("JSON");
     let layers = manifest["layers"].as_array().map(Vec::len);
     assert!(layers.is_some_and(|count| count <= 2), "{manifest:#}");
@@ -241,9 +242,9 @@ async fn one_that_cannot_be_woken_is_its_owners_affair() {
     let session = server.session().await;
     session.python("x = 1").await;
     hibernate(&session, false).await.json(200);
-    let album = server.installation.frozen().join(&session.id);
-    for name in names(&album).iter().filter(|name| name.ends_with(".index")) {
-        std::fs::write(album.join(name), "nonsense").expect("a file");
+    let snapshots = server.installation.frozen().join(&session.id);
+    for name in names(&snapshots).iter().filter(|name| name.ends_with(".index")) {
+        std::fs::write(snapshots.join(name), "nonsense").expect("a file");
     }
     let fork = session.client.post(&session.path("/fork"), json!({})).await;
     let message = fork.error(409, "not_woken");

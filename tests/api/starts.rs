@@ -1,4 +1,4 @@
-//! Servers that cannot start say why, and touch nothing.
+//! Servers that cannot start report why, and change nothing.
 
 use std::fs;
 use std::net::TcpListener;
@@ -22,7 +22,7 @@ async fn a_place_that_is_taken() {
     drop(listener);
     let server = installation.serve().await;
     server.get("/healthz").await.json(200);
-    // A second server on the same state directory, whatever it listens on.
+    // A second server on the same state directory is refused, whatever address it listens on.
     let second =
         installation.command(belljar_testkit::belljar(), &["serve", "--listen", "127.0.0.1:0"]);
     let refusal = installation.refusal_by(second).await;
@@ -52,7 +52,7 @@ async fn a_database_that_is_damaged() {
         assert!(fs::read(&path).expect("a file") == damaged, "it was touched");
         assert!(!installation.path("state/belljar.db-wal").exists(), "something was left");
     }
-    // Put back, everything is there.
+    // With the original file restored, everything is there.
     fs::write(&path, &whole).expect("a file");
     let server = installation.serve().await;
     let shown = server.get(&session.path("")).await.json(200);

@@ -1,4 +1,4 @@
-//! Files: sessions on disk and what stands beside them, datasets, and disks that are full.
+//! Files: sessions on disk and the files next to them, datasets, and full disks.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -18,7 +18,7 @@ fn read_json(path: &Path) -> Value {
     serde_json::from_slice(&bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The lines of a session's log, each of which is JSON.
+/// The lines of a session's log. Each line is JSON.
 pub(crate) fn log(directory: &Path) -> Vec<Value> {
     let log = fs::read_to_string(directory.join("session.log")).unwrap_or_default();
     log.lines().map(|line| serde_json::from_str(line).expect("a whole line")).collect()
@@ -123,12 +123,12 @@ async fn a_session_on_disk_is_found_by_its_key() {
     assert_eq!(found, fs::canonicalize(text(&made["directory"])).expect("a directory"));
     let artifact = fs::read_to_string(link.join("artifacts/output.txt")).expect("an artifact");
     assert_eq!(artifact, "hello from sandbox");
-    // It stays with the files, and leads to those of the session that has the key now.
+    // The link stays with the files, and leads to the session that has the key now.
     session.stop().await;
     assert_eq!(fs::canonicalize(&link).expect("it leads somewhere"), found);
     server.post("/v1/sessions", ask).await.json(200);
     assert_eq!(fs::canonicalize(&link).expect("it leads somewhere"), found);
-    // Those in memory have no directory, and no link.
+    // Sessions in memory have no directory and no link.
     server.session_with(json!({"storage": "TMPFS", "key": "other"})).await;
     assert_eq!(names(link.parent().expect("a directory")), ["team%2Fconv%3A7"]);
 }
@@ -142,7 +142,7 @@ async fn a_session_goes_on_with_its_files() {
         .await;
     first.python("x = 1").await;
     first.stop().await;
-    // Somebody else takes the block of ids that it had.
+    // Another session takes the block of ids that it had.
     let other = server.session().await;
 
     let again = server.post("/v1/sessions", json!({"key": "k"})).await.json(200);
@@ -156,7 +156,8 @@ async fn a_session_goes_on_with_its_files() {
     assert_eq!((&lines[..3], lines[3]), (&["one", "one", "x"][..], lines[4]), "{looked:#}");
     assert_eq!(first.show().await["execs"], 4, "they are counted on");
 
-    // By its id as well, but only when it has ended, and by one at a time.
+    // It can be started by its id too, but only after it has ended, and only by one caller at a
+    // time.
     server.post(&first.path("/start"), json!({})).await.error(409, "session_alive");
     first.stop().await;
     let starting: Vec<_> = (0..5)
@@ -175,7 +176,7 @@ async fn a_session_goes_on_with_its_files() {
     }
     assert_eq!(started, 1);
     assert_eq!(first.shell("cat kept").await["stdout"], "one\ntwo\n");
-    // One without a key too.
+    // The same for a session without a key.
     other.shell("echo other > file").await;
     other.stop().await;
     let (one, two) =
@@ -190,7 +191,7 @@ async fn a_session_goes_on_with_its_files() {
     assert_eq!(numbers, [1, 2, 3, 4, 5]);
     assert_eq!(server.metric("belljar_creates_total{how=\"restarted\"}").await, 3.0);
 
-    // A key that went to another session meanwhile is not taken back.
+    // A key that another session got meanwhile is not taken back.
     first.stop().await;
     let memory = json!({"key": "k", "storage": "TMPFS"});
     let replacing = server.post("/v1/sessions", memory).await.json(201);
@@ -199,7 +200,7 @@ async fn a_session_goes_on_with_its_files() {
     let changed = json!({"key": "k", "limits": {"memory": "64M"}});
     server.post("/v1/sessions", changed).await.error(409, "session_differs");
 
-    // What was made for sessions that nobody asked for goes with the server.
+    // Directories of prepared sessions that no caller requested are removed with the server.
     let installation = Arc::clone(&server.installation);
     server.terminate().await;
     let mut expected = ["by-key".to_owned(), first.id, other.id];
@@ -211,7 +212,7 @@ async fn a_session_goes_on_with_its_files() {
 async fn nothing_outside_is_reached_through_a_session_on_disk() {
     let server = Server::start().await;
     let session = server.session_with(json!({"storage": "BIND"})).await;
-    // What the code makes of its directory must not be followed by the host.
+    // The host must not follow links that the code puts into its directory.
     fs::write(server.path("precious"), "precious").expect("a file");
     let target = server.path("precious").display().to_string();
     session.shell(&format!("rm -rf artifacts; ln -s {target} artifacts; ln -s /etc etc")).await;
@@ -246,11 +247,11 @@ async fn datasets_are_shown_and_not_written() {
     assert_eq!(names(&data), ["table.csv"]);
     let run = json!({"code": "import os; print(os.listdir('/data'))", "datasets": "LOCAL_RO"});
     assert_eq!(server.post("/v1/run", run).await.json(200)["stdout"], "['table.csv']\n");
-    // Nobody sees them who has not asked.
+    // A session that did not ask for datasets does not see them.
     let without = server.session().await;
     let listed = without.shell("ls -A /data").await;
     assert_eq!(listed["stdout"], "", "{listed:#}");
-    // A directory that is gone is no reason to fail for ever, or without a word.
+    // A missing directory fails with a clear error, and only as long as it is missing.
     fs::rename(&data, installation.path("moved")).expect("moved");
     let failed = server.post("/v1/sessions", json!({"datasets": "LOCAL_RO"})).await;
     let message = failed.error(500, "internal");
@@ -259,7 +260,7 @@ async fn datasets_are_shown_and_not_written() {
     server.session_with(json!({"datasets": "LOCAL_RO"})).await;
 }
 
-/// `mkdtemp`, `/root` and private homes are like this.
+/// `mkdtemp`, `/root` and private homes have such modes.
 #[tokio::test]
 async fn a_private_directory_can_be_data() {
     use std::os::unix::fs::{DirBuilderExt as _, chown};
@@ -274,7 +275,7 @@ async fn a_private_directory_can_be_data() {
     };
     private(&data.join("table.csv"), 0o600);
     private(&data.join("closed"), 0o700);
-    // What another user keeps to himself stays so.
+    // A directory that is private to another user stays private.
     chown(data.join("closed"), Some(4321), Some(4321)).expect("given away");
     let installation = Arc::new(installation.env("DATASETS_HOST_RO", &data.display().to_string()));
     let server = installation.serve().await;
@@ -299,7 +300,8 @@ async fn a_private_directory_can_be_data() {
             .map(|dataset| text(&dataset["name"]))
             .collect();
         assert_eq!(names, ["table.csv"], "{listed:#}");
-        // Closed to the sandbox while it is shown: an error of the caller's place, never of ours.
+        // The sandbox loses access while the directory is mounted: a conflict (409), not an
+        // internal error.
         private(&data, 0o000);
         let answer = server.get(&session.path("/datasets")).await;
         assert_eq!(answer.status, 409, "{answer}");
@@ -316,7 +318,7 @@ async fn a_private_directory_whose_ids_cannot_be_translated_is_refused() {
     let data = installation.path("datasets");
     fs::create_dir(&data).expect("a directory");
     let installation = Arc::new(installation.env("DATASETS_HOST_RO", &data.display().to_string()));
-    // This file system cannot.
+    // ramfs does not support translated ids.
     let script = format!(
         "mount -t ramfs ramfs '{0}' && echo x > '{0}/file' && chmod 700 '{0}' && exec '{1}' serve",
         data.display(),
@@ -336,9 +338,9 @@ async fn a_private_directory_whose_ids_cannot_be_translated_is_refused() {
     assert_eq!(session.shell("cat /data/file").await["stdout"], "x\n");
 }
 
-/// A server of which one directory is on a disk of its own, in a mount namespace of its own.
+/// A server with one directory on a separate small disk, in its own mount namespace.
 pub(crate) async fn on_a_small_disk(directory: &str, options: &str) -> Server {
-    // No file system of its own fits on such a disk.
+    // A session's own file system image would not fit on such a disk.
     let installation = Arc::new(Installation::new().env("BELLJAR_SESSION_FILES", "directory"));
     let root = installation.path(directory);
     fs::create_dir(&root).expect("a directory");
@@ -364,7 +366,7 @@ async fn a_full_disk_is_said_and_survived() {
     eventually("it is in the log", async || log(&directory).len() == 1).await;
     let filled = session.shell("cat /dev/zero > filler; sync; true").await;
     assert!(text(&filled["stderr"]).contains("No space left"), "{filled:#}");
-    // The session goes on, and says what could not be written.
+    // The session continues, and warns about what could not be written.
     let long = format!("print('during')\n# {}", "x".repeat(10_000));
     assert_eq!(session.python(&long).await["stdout"], "during\n");
     eventually("there is a warning", async || {
@@ -373,7 +375,7 @@ async fn a_full_disk_is_said_and_survived() {
     .await;
     let entries = server.get(&session.path("/log")).await.json(200);
     assert_eq!(entries["entries"].as_array().expect("a list").len(), 3, "the database has all");
-    // New ones are made and warned about, or refused; they never hang.
+    // New sessions are made with a warning, or refused; they never hang.
     let other = server.post("/v1/sessions", json!({"storage": "BIND"})).await;
     match other.status {
         201 => drop(Session::of(&server, text(&other.json(201)["id"])).stop().await),
@@ -381,7 +383,7 @@ async fn a_full_disk_is_said_and_survived() {
     }
     let memory = server.session().await;
     assert_eq!(memory.printed("print('in memory')").await, "in memory\n");
-    // With room again everything is as before; no line was half-written.
+    // After space is freed, everything works again, and no log line is incomplete.
     session.shell("rm filler").await;
     session.python("print('after')").await;
     eventually("it is in the log", async || {
@@ -406,7 +408,7 @@ async fn a_disk_without_room_for_a_directory_refuses_a_session() {
     assert_eq!(names(Path::new(&root)), [session.id.as_str()], "nothing half-made is left");
     assert_eq!(server.installation.pids_inside(1).len(), 1);
     assert_eq!(server.metric("belljar_creates_total{how=\"failed\"}").await, 1.0);
-    // With room again the same key can be had.
+    // After space is freed, the same key works.
     session.shell("rm [0-9]*").await;
     let made = server.post("/v1/sessions", json!({"storage": "BIND", "key": "k"})).await;
     made.json(200);
@@ -419,14 +421,14 @@ async fn a_database_without_room_loses_nothing() {
     let held = session.hold("held").await;
     let state = server.path("state").display().to_string();
     let filler = PathBuf::from(format!("/proc/{}/root{state}/filler", server.pid()));
-    // As much as there is room for.
+    // Fills the disk.
     let _ = fs::write(&filler, vec![0; 4 << 20]);
-    // What cannot be written down is not begun.
+    // An execution that cannot be stored is not started.
     let code = format!("# {}", "x".repeat(100_000));
     session.exec(json!({"code": code})).await.error(507, "out_of_space");
     let command = json!({"command": format!("true {}", "x".repeat(100_000))});
     session.exec(command).await.error(507, "out_of_space");
-    // What had begun ends, and is not forgotten.
+    // An execution that had started ends, and its result is stored.
     server.post(&session.path("/execs/held/interrupt"), json!({})).await.json(200);
     assert_eq!(held.result().await["status"], "interrupted");
     let known = session.exec_info("held").await;
@@ -461,7 +463,7 @@ async fn files_of_this_kind_are_private_and_no_start_removes_them(kind: &str) {
     let directory = server.path("sessions").join(&session.id);
     let mode = fs::metadata(&directory).expect("it is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
-    // However little is left beside them.
+    // Even when the metadata next to them is missing.
     fs::remove_file(directory.join("session_metadata.json")).expect("it is there");
     server.terminate().await;
     let server = installation.serve().await;

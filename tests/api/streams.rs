@@ -1,4 +1,4 @@
-//! Executions as they happen: followed, left, joined again.
+//! Event streams of executions: clients follow, disconnect and reconnect.
 
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ fn names(events: &[Event]) -> Vec<&str> {
 async fn events_come_in_order() {
     let server = Server::start().await;
     let session = server.session().await;
-    // The two streams are two pipes: their order is known only where something comes in between.
+    // stdout and stderr are two pipes: their order is known only if another event comes between
+    // them.
     let code = "import sys\nprint('out')\ndisplay('shown')\nprint('err', file=sys.stderr)\n\
                 display('more')\nprint('again')\n6 * 7";
     let ask = json!({"code": code, "exec_id": "all"});
@@ -39,7 +40,7 @@ async fn events_come_in_order() {
     let expected = [4, 5, 9, 10, 16, 17, 18].map(Some);
     assert_eq!((ids[0], &ids[1..]), (None, &expected[..]));
 
-    // It is told again to whoever asks later, from any point on.
+    // Later requests get the same events, from any position.
     let path = session.path("/execs/all/events");
     assert_eq!(server.follow(&path).await.rest().await, events);
     let rest = server.follow(&format!("{path}?offset=10")).await.rest().await;
@@ -72,7 +73,8 @@ async fn an_execution_is_left_and_joined() {
     let first = leaver.until("stdout").await;
     assert_eq!(first.data["text"], "holding\n");
     drop(leaver);
-    // Two who follow the same one, one of them from where the first had left.
+    // Two clients follow the same execution, one of them from the position where the first client
+    // left.
     let path = session.path("/execs/held/events");
     let mut whole = server.follow(&path).await;
     let rest = server.follow(&format!("{path}?offset={}", first.id.expect("a position"))).await;
@@ -104,7 +106,7 @@ async fn a_client_that_leaves_ends_no_execution() {
 async fn characters_are_never_torn() {
     let server = Server::start().await;
     let session = server.session().await;
-    // Byte by byte, so that every character is seen half-finished by somebody.
+    // Byte by byte, so that every character is incomplete at some point.
     let code = "import sys\nfor byte in 'añ€𝄞·'.encode() * 20:\n    \
                 sys.stdout.buffer.write(bytes([byte])); sys.stdout.flush()\n\
                 sys.stdout.buffer.write(b'\\xf0\\x9f'); sys.stdout.flush()";
@@ -113,7 +115,7 @@ async fn characters_are_never_torn() {
     let expected = "añ€𝄞·".repeat(20) + "\u{fffd}";
     assert_eq!(printed(&events, "stdout"), expected);
     assert_eq!(session.exec_info("torn").await["result"]["stdout"], expected);
-    // Larger than what is handed out at once, and no multiple of a character's length.
+    // Larger than one event, and no multiple of a character's length.
     let ask = json!({"code": "print('x' + '€' * 200_000, end='')"});
     let events = server.post_stream(&session.path("/exec"), ask).await.rest().await;
     assert!(events.len() > 5, "in several pieces");
@@ -143,7 +145,7 @@ async fn a_client_that_does_not_read_delays_no_one() {
         wire.write_all(request.as_bytes()).await.expect("it listens");
         readers.push(wire);
     }
-    // Everything that is printed arrives, although nobody reads it.
+    // Everything that is printed is stored, although these clients do not read it.
     let mut follower =
         server.follow(&session.path(&format!("/execs/much/events?offset={SIZE}"))).await;
     assert_eq!(follower.until("stdout").await.data["text"], "holding\n");
@@ -151,7 +153,7 @@ async fn a_client_that_does_not_read_delays_no_one() {
     let other = server.session().await;
     assert_eq!(other.printed("print('other')").await, "other\n");
     let grown = server.rss().saturating_sub(before);
-    // Once for what is kept; a copy per reader would be eight times that.
+    // The output is kept once; a copy per reader would be eight times that.
     assert!(grown < 4 * SIZE, "grown by {} MiB", grown >> 20);
     session.release().await;
     let result = held.result().await;
@@ -171,7 +173,7 @@ async fn a_stream_begins_before_anything_is_said() {
     assert_eq!(events.next().await.expect("an event").data["exec_id"], "silent");
     let waiting = tokio::time::timeout(Duration::from_millis(100), events.next()).await;
     assert!(waiting.is_err(), "nothing was said: {waiting:?}");
-    // One that waits in the queue can be followed as well.
+    // A queued execution can be followed too.
     let ask = json!({"code": "print('late')", "exec_id": "late"});
     let queued = server.post_stream(&session.path("/exec"), ask).await;
     session.release().await;

@@ -1,4 +1,4 @@
-//! Terminals over WebSockets: people type, programs print, connections come and go.
+//! Terminals over WebSockets: input, output, and clients that disconnect and return.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,21 +29,21 @@ async fn a_shell_at_a_terminal() {
     terminal.press("tty; stty size; echo $TERM; id -u; pwd\n").await;
     let shown = terminal.until("/session\r\n").await;
     assert!(shown.contains("/dev/pts/0\r\n11 66\r\nxterm-256color\r\n1000\r\n"), "{shown}");
-    // State is kept, job control works, and Ctrl-C ends the program and not the shell.
-    // Said by the program itself: the terminal is its own by then.
+    // State is kept, job control works, and Ctrl-C ends the program but not the shell. The program
+    // itself prints `begun`: by then it is the terminal's foreground process.
     terminal.press("x=5; sh -c 'echo be\"\"gun; exec sleep 1000'\n").await;
     terminal.until("begun\r\n").await;
     terminal.press([3]).await;
     terminal.until("^C").await;
     terminal.press("echo $x$x\n").await;
     terminal.until("55\r\n").await;
-    // The size follows, and programs are told.
+    // A resize changes the terminal's size, and programs get SIGWINCH.
     terminal.press("trap 'echo si''ze $(stty size)' WINCH; echo tra''pped\n").await;
     terminal.until("trapped\r\n").await;
     terminal.say(json!({"type": "resize", "rows": 30, "cols": 100})).await;
     terminal.until("size 30 100\r\n").await;
     assert_eq!(terminals(&server, &session).await[0]["cols"], 100);
-    // Nonsense is answered, and loses nothing.
+    // An invalid message gets an error, and the terminal keeps working.
     for wrong in
         [json!({"type": "resize", "rows": 0, "cols": 9}), json!({"type": "dance"}), json!(3)]
     {
@@ -57,7 +57,7 @@ async fn a_shell_at_a_terminal() {
         (&end["type"], &end["exit_code"], &end["signal"]),
         (&json!("exit"), &json!(7), &json!(null))
     );
-    // Who comes later still learns how it ended, and what was seen last.
+    // A client that attaches after the end still gets the exit code and the last output.
     let id = terminal.id.clone();
     let mut late =
         TerminalClient::take(&server.client(), &session, &format!("terminal={id}")).await;
@@ -95,7 +95,7 @@ async fn a_program_at_a_terminal_and_what_cannot_be() {
     session.stop().await;
     refused(&client, &session, "", 410, "session_ended").await;
     server.get(&session.path("/terminals")).await.error(410, "session_ended");
-    // The faking of input stays refused, also where there is a terminal to fake it at.
+    // Injecting input with TIOCSTI stays refused, even at a real terminal.
     let session = server.session().await;
     let fake = "import fcntl,termios\ntry:\n fcntl.ioctl(0, termios.TIOCSTI, b'x')\nexcept OSError as e: print('errno', e.errno)";
     let write = json!({"command": format!("cat > fake.py <<'EOF'\n{fake}\nEOF")});
@@ -122,7 +122,7 @@ async fn pages_of_other_sites_and_strangers_get_no_terminal() {
         assert!(body.contains(code), "{body}");
     }
     assert!(terminals(&server, &session).await.is_empty(), "nothing was started");
-    // With keys: only who has one, and only at his own sessions.
+    // With keys: a terminal needs a key, and the session must belong to the key's tenant.
     let installation = Arc::clone(&server.installation);
     let [one, other] = ["one", "other"].map(|tenant| {
         let key = installation.key(&["--name", tenant, "--tenant", tenant]);
@@ -170,7 +170,8 @@ async fn a_page_in_a_browser_comes_with_a_ticket() {
     assert_eq!(told["expires_in"], 60);
     let mut terminal = come(&session, &offer(&told), PAGE).await.expect("a terminal");
     assert!(matches!(terminal.next().await, Some(Ok(Message::Text(_)))));
-    // Once, at its own session, from a page that may, and as long as the key is good.
+    // A ticket works once, for its own session, from an allowed origin, and only while its key is
+    // valid.
     let status = |refused: Option<Refused>| refused.expect("refused").status().as_u16();
     assert_eq!(status(come(&session, &offer(&told), PAGE).await.err()), 401);
     assert_eq!(status(come(&beside, &offer(&ticket().await), PAGE).await.err()), 401);
@@ -183,7 +184,7 @@ async fn a_page_in_a_browser_comes_with_a_ticket() {
     }
     client.post(&ask, json!({})).await.error(401, "unauthorized");
     client.with_key(&other.1).post(&ask, json!({})).await.error(404, "session_not_found");
-    // It opens nothing else.
+    // A ticket is valid for no other request.
     let unused = ticket().await;
     let mut request = server.request(hyper::Method::GET, &session.path("/terminals"), "");
     let value = offer(&unused).parse().expect("a value");
@@ -203,7 +204,7 @@ async fn who_comes_back_misses_nothing() {
     terminal.press("x=kept; while [ ! -e go ]; do sleep 0.02; done; echo be''hind; seq 3\n").await;
     terminal.until("seq 3\r\n").await;
     let (id, position) = (terminal.id.clone(), terminal.position);
-    // Two at one terminal see the same.
+    // Two clients of one terminal get the same output.
     let mut second =
         TerminalClient::take(&server.client(), &session, &format!("terminal={id}")).await;
     second.until("seq 3\r\n").await;
@@ -213,7 +214,7 @@ async fn who_comes_back_misses_nothing() {
     eventually("both have left", async || terminals(&server, &session).await[0]["attached"] == 0)
         .await;
     session.shell("touch go").await;
-    // It goes on without anybody, also without a server.
+    // The terminal keeps running without clients, and even without a server.
     let installation = server.kill().await;
     let server = installation.serve().await;
     let session = Session::of(&server, &session.id);
@@ -224,7 +225,7 @@ async fn who_comes_back_misses_nothing() {
     assert!(rest.ends_with("behind\r\n1\r\n2\r\n3\r\n"), "{rest:?}");
     terminal.press("echo $x\n").await;
     terminal.until("\rkept\r\n").await;
-    // A server that is asked to stop says so, and the terminal stays for the next one.
+    // A server that is asked to stop closes with 1012, and the terminal stays for the next server.
     server.ask_to_stop();
     loop {
         match terminal.next().await {
@@ -260,7 +261,7 @@ async fn terminals_end_with_all_they_started_and_are_counted() {
     let path = session.path(&format!("/terminals/{}", first.id));
     assert_eq!(server.delete(&path).await.status, 204);
     let mut terminal = TerminalClient::take(&client, &session, "").await;
-    // A daemon that has left the terminal goes with it all the same.
+    // A daemon that left the terminal's session is killed with the terminal.
     let daemon = "setsid -f bash -c 'trap \"\" HUP; echo $$ > daemon; sleep 1000' </dev/null >/dev/null 2>&1\n";
     terminal.press(daemon).await;
     session.shell("until [ -s daemon ]; do sleep 0.02; done").await;
@@ -269,7 +270,7 @@ async fn terminals_end_with_all_they_started_and_are_counted() {
     assert_eq!(server.delete(&path).await.status, 204);
     assert_eq!(terminal.end().await["type"], "exit");
     assert_ne!(session.shell("kill -0 $(cat daemon)").await["exit_code"], 0);
-    // The end of the session is told to who is still there.
+    // Attached clients get an error when the session ends.
     session.stop().await;
     let told = seats[0].told().await;
     assert_eq!(
@@ -285,7 +286,7 @@ async fn a_session_with_an_attached_terminal_is_not_idle() {
     let server = Server::start().await;
     let session = server.session_with(json!({"ttl": 600, "idle_timeout": 1})).await;
     let mut terminal = TerminalClient::take(&server.client(), &session, "").await;
-    // Longer than it may be idle.
+    // Longer than the idle timeout.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     assert_eq!(session.show().await["state"], "ready");
     terminal.press("echo st''ill\n").await;
@@ -302,7 +303,7 @@ async fn a_terminal_client_that_does_not_read_delays_no_one_and_costs_nothing() 
     let mut deaf = TerminalClient::take(&client, &session, "").await;
     deaf.press("head -c 100000000 /dev/zero | tr '\\0' x | fold -w 99; echo do''ne > done\n").await;
     let before = server.rss();
-    // It waits for who is slow, for a moment, and then no longer.
+    // The program waits for a slow client for a moment only.
     let began = Instant::now();
     let waited = session
         .exec(json!({"command": "until [ -e done ]; do sleep 0.1; done", "timeout": 90}))
@@ -312,7 +313,7 @@ async fn a_terminal_client_that_does_not_read_delays_no_one_and_costs_nothing() 
     assert!(began.elapsed() > Duration::from_secs(4), "nobody waited");
     let grown = server.rss().saturating_sub(before);
     assert!(grown < 32 << 20, "{grown} bytes more");
-    // He is told what he missed, and is then where all are.
+    // The slow client gets the number of bytes it missed, and then continues at the current output.
     loop {
         let told = deaf.told().await;
         deaf.seen.clear();
@@ -323,7 +324,7 @@ async fn a_terminal_client_that_does_not_read_delays_no_one_and_costs_nothing() 
     }
     deaf.press("echo awa''ke\n").await;
     deaf.until("awake\r\n").await;
-    // Who reads sees every line, however slowly he does.
+    // A client that reads gets every line, however slowly it reads.
     let mut terminal = TerminalClient::take(&client, &session, "command=seq%20400000").await;
     let mut lines = 0;
     let mut rest = String::new();

@@ -1,4 +1,4 @@
-//! Volumes over HTTP: what is made, what is refused and why, and whose they are.
+//! Volumes over HTTP: creation, refusals with their reasons, and separation by tenant.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -18,7 +18,7 @@ async fn make(server: &Server, name: &str) -> Value {
     server.post("/v1/volumes", json!({"name": name, "size": "4M"})).await.json(201)
 }
 
-/// Where the server keeps the only volume that is a directory.
+/// The files of the only volume, which is a directory on the host.
 fn files_of_only(server: &Server) -> PathBuf {
     let owner = server.path("volumes").join(&names(&server.path("volumes"))[0]);
     owner.join(&names(&owner)[0]).join("files")
@@ -44,7 +44,7 @@ async fn volumes_are_created_listed_and_removed() {
     assert_eq!(server.delete("/v1/volumes/models").await.status, 204);
     server.delete("/v1/volumes/models").await.error(404, "volume_not_found");
     server.get("/v1/volumes/models").await.error(404, "volume_not_found");
-    // Its name is free, and what comes now is empty.
+    // Its name is free, and a new volume of this name is empty.
     make(&server, "models").await;
     let notes = server.installation.audit();
     let noted: Vec<(&str, &str, &str)> = notes
@@ -121,7 +121,7 @@ async fn a_volume_in_use_stays() {
     let used_by = told["volumes"][0]["used_by"].as_array().expect("a list").clone();
     assert_eq!(used_by.len(), 2);
     assert!(used_by.contains(&json!({"id": writer.id, "mode": "rw"})), "{used_by:?}");
-    // The same key with other volumes is another session.
+    // The same key with other volumes is a conflict.
     let differs = json!({"key": "w", "volumes": {"used": "ro"}});
     let differs = server.post("/v1/sessions", differs).await.error(409, "session_differs");
     assert!(differs.contains("volumes"), "{differs}");
@@ -155,7 +155,7 @@ async fn a_run_uses_volumes_for_as_long_as_it_lasts() {
     session.stop().await;
     assert!(Session::of(&server.client(), &id).show().await["volumes"].is_object());
 
-    // Whoever goes away lets go.
+    // A run whose client disconnects releases its volumes.
     let mut events =
         server.post_stream("/v1/run", json!({"code": wait, "volumes": {"results": "rw"}})).await;
     let first = events.until("exec").await;
@@ -180,7 +180,7 @@ async fn a_volume_is_its_tenants() {
     two.delete("/v1/volumes/mine").await.error(404, "volume_not_found");
     let ask = json!({"volumes": {"mine": "ro"}});
     two.post("/v1/sessions", ask.clone()).await.error(404, "volume_not_found");
-    // The same name is another volume.
+    // The same name of another tenant is another volume.
     two.post("/v1/volumes", body).await.json(201);
     let of_one = one.session_with(json!({"volumes": {"mine": "rw"}})).await;
     of_one.python("open('/volumes/mine/a', 'w').write('of one')").await;
@@ -231,7 +231,7 @@ async fn a_directory_is_honest_about_its_size() {
     let warnings = writer.show().await["warnings"].clone();
     assert!(text(&warnings[0]).contains("`soft` is not enforced"), "{warnings}");
     let second = server.session_with(json!({"volumes": {"soft": "rw"}})).await;
-    // It is shared between blocks of ids like any other.
+    // Like any other volume, it is shared between sessions with different blocks of ids.
     let code = "import os; os.mkdir('/volumes/soft/d', 0o700); os.chmod('/volumes/soft/d', 0o700)";
     writer.python(code).await;
     second.python("open('/volumes/soft/d/large', 'wb').write(bytes(5 << 20))").await;
@@ -241,7 +241,7 @@ async fn a_directory_is_honest_about_its_size() {
     );
     let shown = server.get("/v1/volumes/soft").await.json(200);
     assert!(shown["used"].as_u64().is_some_and(|used| used >= 5 << 20), "{shown:#}");
-    // Over its size, it takes readers only.
+    // Over its size, it can only be mounted read-only.
     let ask = |mode: &str| json!({"volumes": {"soft": mode}});
     server.post("/v1/sessions", ask("rw")).await.error(507, "volume_full");
     let reader = server.session_with(ask("ro")).await;
@@ -357,7 +357,7 @@ async fn of_using_and_removing_at_the_same_time_one_comes_first() {
         let removing = server.delete("/v1/volumes/contested").await;
         let using = using.await.expect("no panic");
         match (using.status, removing.status) {
-            // Whoever has it, has all of it.
+            // The session that got the volume can use all of it.
             (201, 409) => {
                 used += 1;
                 let session = Session::of(&server.client(), text(&using.json(201)["id"]));

@@ -1,4 +1,4 @@
-//! Files that code leaves in `/work/artifacts`. Hostile ones are met in `tests/security`.
+//! Files that code leaves in `/work/artifacts`. Hostile ones are tested in `tests/security`.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! `belljar artifacts`: what sessions have left, from the command line.
+//! `belljar artifacts`: files that sessions left, from the command line.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -15,7 +15,7 @@ use belljar_testkit::cli_server::CliServer;
 use belljar_testkit::command::{Finished, TestContext, tree};
 use belljar_testkit::wait::eventually_blocking;
 
-/// Leaves a table, a text in a folder, and something that is not taken.
+/// Leaves a table, a text in a folder, and a link, which is refused.
 const LEAVE_SOME: &str = "\
 import os
 os.makedirs('/session/artifacts/plots')
@@ -24,7 +24,7 @@ with open('/session/artifacts/plots/one.txt', 'w') as f: f.write('one')
 os.symlink('/etc/passwd', '/session/artifacts/link')
 ";
 
-/// Eight megabytes in which every piece is told from its neighbours.
+/// Eight megabytes in which every part differs from its neighbours.
 const LEAVE_LARGE: &str = "\
 with open('/session/artifacts/large.bin', 'wb') as f: f.write(bytes(range(251)) * 33420)
 ";
@@ -33,7 +33,7 @@ fn large() -> Vec<u8> {
     (0..251).collect::<Vec<u8>>().repeat(33420)
 }
 
-/// Without what differs from one call to the next besides ids.
+/// The output with placeholders for what differs between calls. Ids are replaced already.
 fn steady(finished: &Finished) -> String {
     let text = finished.to_string();
     let words = text.split_inclusive([' ', '\n']).map(|word| {
@@ -46,7 +46,7 @@ fn steady(finished: &Finished) -> String {
         }
     });
     let text: String = words.collect();
-    // A busy machine takes its time between two commands.
+    // On a busy machine, time passes between two commands.
     (1..60).fold(text, |text, s| text.replace(&format!(" {s} s ago"), " 0 s ago"))
 }
 
@@ -180,7 +180,7 @@ fn artifacts_are_listed_and_shown() {
     --- stderr
     "#);
     assert_eq!(listed(&[]), [""; 0]);
-    // A session that is known has none; nobody is not known.
+    // The session is known, but has no artifacts.
     assert_eq!(
         served.artifacts(["list", "--session", &a]).stderr(),
         "There are no artifacts like that.\n"
@@ -194,7 +194,7 @@ fn links_are_fresh_and_complete_where_they_can_be() {
     let ids = served.leave(&id, LEAVE_SOME);
     let link = served.artifacts(["url", &ids[1]]);
     assert!(link.stderr().starts_with("belljar: valid until 20"), "{link}");
-    // A second is lost where the server counts whole ones.
+    // The server counts whole seconds, so up to one second is missing.
     let left = |finished: &Finished| finished.stderr().replace(" 9 min", " 10 min");
     assert!(left(&link).ends_with(", for 10 min\n"), "{link}");
     let address = link.stdout();
@@ -271,7 +271,7 @@ fn a_download_is_whole_or_not_there() {
     assert_eq!(tree(&context.path("into")), ["one.txt"]);
     assert_eq!(served.artifacts(["get", &ids[0], "-o", "-"]).stdout(), "one");
 
-    // What is in the way, what cannot be written, and what is not there.
+    // Targets that cannot be written, an artifact that does not exist, and conflicting flags.
     assert_snapshot!(served.artifacts(["get", &ids[0], "-o", "/dev/null", "--force"]), @r"
     exit 125
     --- stdout
@@ -303,7 +303,7 @@ fn a_download_is_whole_or_not_there() {
     belljar: --json and -o - both use standard output; leave one of them out
     ");
 
-    // A part that an earlier download left is gone on with, if it is a part of this.
+    // A partial file of an earlier download is resumed, if it is a part of this artifact.
     let part = |content: &str| {
         fs::write(context.path(&format!("{}.part", ids[1])), content).expect("a file");
         served.artifacts(["get", &ids[1], "-o", "again.csv", "--json"])
@@ -357,7 +357,7 @@ fn a_download_to_a_file_survives_a_killed_server() {
     assert!(second.stderr().contains("another download writes to"), "{second}");
     served.kill();
     narrow.widen();
-    // Long enough to give up, if it were to.
+    // Long enough for the client to give up, if it did not wait.
     thread::sleep(Duration::from_millis(500));
     assert!(!running.is_over(), "it waits");
     served.start();
@@ -383,7 +383,7 @@ fn a_download_to_a_pipe_survives_a_killed_server() {
     let mut child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("belljar starts");
     let mut stdout = child.stdout.take().expect("it was piped");
-    // Nobody reads the rest, so the server is in the middle of it.
+    // The rest is not read yet, so the server is in the middle of sending it.
     let mut bytes = vec![0; 1 << 20];
     stdout.read_exact(&mut bytes).expect("the first megabyte");
     served.kill();
@@ -391,7 +391,7 @@ fn a_download_to_a_pipe_survives_a_killed_server() {
         stdout.read_to_end(&mut bytes).expect("the rest");
         bytes
     });
-    // Long enough for the client to look for the server in vain.
+    // Long enough for the client to try to reach the server and fail.
     thread::sleep(Duration::from_millis(500));
     served.start();
     let ended = child.wait_with_output().expect("belljar ends");
@@ -466,7 +466,7 @@ fn verify_finds_what_is_lost() {
     let ids = served.leave(&id, LEAVE_SOME);
     let more = "open('/session/artifacts/two.txt', 'w').write('two'); None";
     let two = &served.leave(&id, more)[0];
-    // Beside the server.
+    // While the server runs.
     assert_snapshot!(served.artifacts(["verify"]), @r"
     exit 0
     --- stdout
@@ -485,7 +485,7 @@ fn verify_finds_what_is_lost() {
     fs::remove_file(&damaged).expect("it is there");
     fs::write(&damaged, "owt").expect("a file");
     served.kill();
-    // And without one.
+    // And without a server.
     assert_snapshot!(served.artifacts(["verify"]), @r"
     exit 1
     --- stdout
@@ -542,8 +542,8 @@ fn verify_without_anything_to_look_at_says_so() {
     assert_eq!(broken.code, Some(125), "{broken}");
 }
 
-/// A way to a server that lets three megabytes of each answer through. Widened, it drops what hangs
-/// there and lets everything through that comes after.
+/// A proxy that passes only three megabytes of each answer. `widen` makes it close the connections
+/// that hang and pass later answers completely.
 struct Narrow {
     url: String,
     wide: Arc<AtomicBool>,
@@ -557,7 +557,7 @@ impl Narrow {
         let for_thread = Arc::clone(&wide);
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                // Without a server, the client finds its connection closed.
+                // If the server does not run, the client's connection is closed.
                 let Ok(server) = TcpStream::connect(&address) else { continue };
                 let wide = Arc::clone(&for_thread);
                 let (up, down) = (
@@ -585,6 +585,6 @@ fn pass((mut from, mut to): (TcpStream, TcpStream), wide: &AtomicBool) {
             thread::sleep(Duration::from_millis(5));
         }
     }
-    // What is still on its way from a server that was killed is lost.
+    // Data still in flight from a killed server is lost.
     let _ = to.shutdown(Shutdown::Both);
 }

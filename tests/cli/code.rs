@@ -127,7 +127,7 @@ fn lines(count: usize, line: impl Fn(usize) -> String) -> String {
 fn code_beyond_64_mib_is_refused() {
     let context = TestContext::new();
     let file = File::create(context.path("huge.py")).expect("a file");
-    // A sparse file: it takes no room on the disk.
+    // A sparse file, which uses no disk space.
     file.set_len((64 << 20) + 1).expect("a hole");
     assert_snapshot!(context.run(["huge.py"]), @r"
     exit 125

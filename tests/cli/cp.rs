@@ -1,4 +1,4 @@
-//! `belljar session cp`: files and directories, both ways.
+//! `belljar session cp`: files and directories, in both directions.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -15,7 +15,7 @@ fn files_are_copied_both_ways() {
     fs::write(here("tool"), "#!/bin/sh\necho works\n").expect("a file");
     fs::set_permissions(here("tool"), fs::Permissions::from_mode(0o755)).expect("permissions");
     let shell = |code: &str| served.ok(["exec", "demo", "--lang", "bash", "-c", code]).stdout();
-    // Into a directory under its own name, or under another.
+    // Into a directory under the same name, or under another name.
     served.ok(["cp", "notes.txt", "demo:"]);
     served.ok(["cp", "tool", "demo:bin/run"]);
     served.ok(["cp", "notes.txt", "demo:/tmp/"]);
@@ -68,7 +68,7 @@ fn directories_are_copied_with_all_that_is_in_them() {
     let copied = served.ok(["cp", "demo:other", "d"]);
     assert_eq!(tree(&here("d/other")), tree(&here("tree")));
     assert_eq!(copied.stderr(), "", "what is inside was left out inside");
-    // As an archive, for others.
+    // To standard output, as an archive.
     let archive = served.ok(["cp", "demo:other/a", "-"]).stdout;
     let mut names: Vec<String> = tar::Archive::new(&archive[..])
         .entries()
@@ -104,7 +104,7 @@ fn what_cannot_be_copied_is_said_and_leaves_nothing() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// What is inside is made by whoever runs there: links lead nowhere here.
+/// Files of a session come from untrusted code. Links must not redirect what is written on this machine.
 #[test]
 fn nothing_is_written_outside_of_what_was_asked_for() {
     let served = CliServer::on_socket();
@@ -120,7 +120,7 @@ fn nothing_is_written_outside_of_what_was_asked_for() {
     served.ok(["exec", "demo", "--lang", "bash", "-c", &make]);
     let copied = served.call(["cp", "demo:t", "back/x"]);
     assert_eq!(copied.code, Some(0), "{copied}");
-    // Over a directory that has a link where the archive has a directory.
+    // The destination has a link where the archive has a directory.
     fs::rename(here("back/sub"), here("back/x/sub2")).expect("a directory");
     served.ok(["exec", "demo", "--lang", "bash", "-c", "mv t/sub t/sub2"]);
     let over = served.call(["cp", "demo:t/.", "back/x"]);

@@ -13,7 +13,7 @@ use insta::assert_snapshot;
 use belljar_testkit::cli_server::CliServer;
 use belljar_testkit::command::Finished;
 
-/// Without the time in the names of exports, and without tokens.
+/// The output without tokens and without the times in names of exports.
 fn steady(finished: &Finished) -> String {
     let text = finished.to_string();
     let lines = text.lines().map(|line| {
@@ -24,7 +24,7 @@ fn steady(finished: &Finished) -> String {
         match line.split_once("_20") {
             Some((name, rest)) => {
                 let rest = rest.split_once('Z').map_or(rest, |(_, rest)| rest);
-                // And a number, if it was the same second.
+                // Exports of the same second also have a number.
                 let rest = rest.trim_start_matches(|c: char| c == '-' || c.is_ascii_digit());
                 format!("{name}_[TIME]{rest}\n")
             }
@@ -151,7 +151,7 @@ fn what_cannot_be_uploaded_is_said() {
     exit 125
     --- stdout
     --- stderr
-    belljar: dataset: a dataset's name is up to 8 plain names joined by `/`, each of 1 to 200 bytes, without control characters, `\` or a dot at its beginning
+    belljar: dataset: the name of a dataset is a path of up to 8 names, each of 1 to 200 bytes, without control characters, `\` or a dot at its beginning
     ");
     assert_snapshot!(served.call(["upload", &id, "large.bin"]), @r"
     exit 125
@@ -177,7 +177,7 @@ fn what_cannot_be_uploaded_is_said() {
     --- stderr
     belljar: failed to fetch the dataset: there is no source for dataset `sales/q1`; add an entry with its name or a prefix of it to BELLJAR_DATASET_SOURCES
     ");
-    // Files that seem to be empty are read to their end.
+    // Files whose size is reported as 0, as in `/proc`, are read to their end.
     let told = served.ok(["upload", &id, "/proc/version", "--name", "version"]).stdout();
     assert!(told.starts_with("/session/data/version: ") && !told.contains(" 0 B"), "{told}");
 }
@@ -198,7 +198,7 @@ fn files_of_others_stay_theirs() {
     mode("secret.csv", 0o000);
     mode("closed", 0o555);
     mode("state", 0o000);
-    // Root may everything, so it becomes somebody else.
+    // Root may read everything, so run as another user.
     let nobody = |args: &[&str]| {
         let mut command = context.belljar(args);
         if privileges::own_ids().0 == 0 {
@@ -241,7 +241,7 @@ fn an_upload_survives_a_killed_server() {
     served.kill();
     let socket = served.context().path("socket");
     fs::remove_file(&socket).expect("it was left");
-    // One that takes what comes, up to a point, and goes.
+    // A server that receives a part of the upload, and then disconnects.
     let half = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
     let context = served.context();
     let mut command = context.belljar(["session", "upload", &id, "twenty.bin"]);
@@ -267,7 +267,7 @@ fn an_upload_survives_a_killed_server() {
     stream.read_exact(&mut vec![0; 1 << 20]).expect("a megabyte of it");
     drop((stream, half));
     fs::remove_file(&socket).expect("it was ours");
-    // Long enough for the client to look for the server in vain.
+    // Long enough for the client to try to reach the server and fail.
     thread::sleep(Duration::from_millis(300));
     served.start();
     assert_snapshot!(running.finish(), @r"
@@ -280,7 +280,7 @@ fn an_upload_survives_a_killed_server() {
     ");
 }
 
-/// The head of a request; those that come here have no body.
+/// Reads the head of a request. Requests here have no body.
 fn read_request(stream: &mut impl Read) {
     let mut head = Vec::new();
     let mut byte = [0];

@@ -1,4 +1,4 @@
-//! How code ends, and how that is told: by the exit status, and in words.
+//! How code ends, and how that is reported: by the exit status, and in words.
 
 use insta::{assert_json_snapshot, assert_snapshot};
 use serde_json::Value;
@@ -250,7 +250,7 @@ fn json_tells_of_failures_too() {
     "#);
 }
 
-/// Replaces what differs from run to run: the time it took, and the given texts by their number.
+/// Replaces what differs between runs: the duration, and the given texts by their number.
 fn tidy(result: &mut Value, known: &[&str]) -> Value {
     assert!(result["duration_ms"].as_f64().is_some_and(|ms| ms >= 0.0), "{result:#}");
     result["duration_ms"] = "[SOME]".into();

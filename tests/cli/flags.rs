@@ -1,4 +1,4 @@
-//! What the flags of `run` do, and what is said of wrong ones.
+//! The flags of `run`, and the errors for wrong ones.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

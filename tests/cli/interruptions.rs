@@ -1,4 +1,4 @@
-//! Runs that are ended from outside, and runs that meet.
+//! Runs that are ended from outside, and several runs at the same time.
 
 use belljar_sys::process;
 use insta::assert_snapshot;
@@ -7,10 +7,10 @@ use belljar_testkit::command::{TestContext, tree};
 use belljar_testkit::scratch_host::ScratchHost;
 use belljar_testkit::wait::eventually_blocking;
 
-/// Prints a line, and would go on for a long time.
+/// Prints a line, then runs for a long time.
 const LONG: &str = "import time\nprint('started')\ntime.sleep(1000)";
 
-/// The same, and deaf.
+/// The same, but ignores SIGINT.
 const STUBBORN: &str = "\
 import signal, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -28,7 +28,7 @@ fn ctrl_c_interrupts_the_code_and_leaves_nothing_behind() {
     running.press_ctrl_c();
     let finished = running.finish();
     assert_eq!(finished.code, Some(130), "{finished}");
-    // Which line it was at is a matter of luck.
+    // The interrupted line differs from run to run.
     let stderr = finished.stderr();
     let (installation, words) = stderr.split_once("KeyboardInterrupt\n").expect("a traceback");
     assert!(
@@ -107,7 +107,7 @@ fn a_killed_belljar_takes_its_sandbox_with_it_and_the_next_one_tidies_up() {
         });
         assert!(!scratch.traces().is_empty(), "nobody was left to remove its socket and cgroup");
         assert_eq!(context.run(["-c", "print('next')"]).stdout(), "next\n");
-        // The machine's init collects orphans in its own time.
+        // The machine's init reaps orphans with a delay.
         eventually_blocking("everything is tidied up", || scratch.traces().is_empty());
     }
 }
@@ -129,7 +129,7 @@ print(open('/work/artifacts/mine.txt').read())
         })
         .into();
     for (name, running) in &mut runs {
-        // The guest and the kernel are all there is.
+        // Only the guest and the kernel run in the sandbox.
         assert_eq!(running.line(), format!("{name} 2"));
     }
     let context = context.file("data/go", "");

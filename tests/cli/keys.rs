@@ -1,4 +1,4 @@
-//! `belljar key`: made once, shown once, revoked for good; and every step in the audit log.
+//! `belljar key`: keys are shown once and revoked for good, and every step is in the audit log.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use belljar_testkit::cli_server::CliServer;
 use belljar_testkit::command::{Finished, TestContext};
 use belljar_testkit::wait::eventually_blocking;
 
-/// A state directory of its own, which does not exist yet.
+/// A context with its own state directory, which does not exist yet.
 fn context() -> TestContext {
     let context = TestContext::new();
     let state = context.path("state").display().to_string();
@@ -38,7 +38,7 @@ fn text(value: &Value) -> &str {
     value.as_str().expect("a string")
 }
 
-/// Without what is different every time: ids, secrets and times.
+/// The output without ids, secrets and times, which differ between runs.
 fn redacted(finished: &Finished) -> String {
     let mut text = finished.to_string();
     for (prefix, digits) in [("key_", 32), ("bjk_", 64)] {
@@ -191,7 +191,7 @@ fn after_the_last_key_there_is_a_way_back_to_local_use_without_keys() {
     let log = audit(context);
     assert_eq!(text(&log[log.len() - 1]["action"]), "keyless_allow");
 
-    // In one step, and again with nothing to do.
+    // Revoke and allow in one step, then again with nothing to do.
     let only = create(context, &["--name", "c"]);
     eventually_blocking("keys are wanted again", || !is_let_in());
     let both = context.call(["key", "revoke", "--allow-keyless", text(&only["id"])]);
@@ -289,7 +289,7 @@ fn a_state_directory_that_cannot_be_used_is_trouble() {
     --- stderr
     belljar: failed to open the database `[CWD]/file/belljar.db`: Not a directory (os error 20)
     ");
-    // Not even root may write there.
+    // Not even root can write there.
     let context = TestContext::new().env("BELLJAR_STATE_DIR", "/proc/sys/belljar");
     let finished = context.call(["key", "create", "--name", "a"]);
     assert_eq!(finished.code, Some(125), "{finished}");

@@ -25,7 +25,7 @@ fn doctor_finds_this_machine_usable() {
     let diagnosis = finished.json();
     assert_eq!(diagnosis["usable"], true, "{diagnosis:#}");
     let findings = diagnosis["findings"].as_array().expect("a list");
-    // What the machine has besides is its own affair, and whether it has it, doctor has to say.
+    // These features depend on the machine. Doctor only has to report them.
     let optional = ["landlock", "docker", "chromium", "node"];
     let not_ok: Vec<_> = findings
         .iter()
@@ -54,14 +54,14 @@ fn doctor_finds_this_machine_usable() {
     assert_eq!(scratch.traces(), [""; 0]);
 }
 
-/// Without cgroups nothing limits processor time. On a busy machine a sandbox gets little of it all the same, which
-/// proves nothing.
+/// Without cgroups, processor time is not limited. On a busy machine a sandbox still gets little of
+/// it, which does not prove that there is a limit.
 #[test]
 fn a_processor_limit_that_is_not_there_is_not_believed_in_on_a_busy_machine() {
     belljar_testkit::skip_unless_root!("this needs root");
     let scratch = ScratchHost::new();
     let context = TestContext::inside(&scratch).env("BELLJAR_CGROUP_PARENT", "no-such/parent");
-    // Each in a session of its own: kernels share processors out among those.
+    // Each burner has its own session (setsid): Linux divides processor time among sessions.
     let burners = 3 * std::thread::available_parallelism().map_or(2, usize::from);
     let burn = |_| context.program("setsid").args(["sh", "-c", "while :; do :; done"]).spawn();
     let mut burners: Vec<_> = (0..burners).map(burn).map(|it| it.expect("it starts")).collect();
@@ -76,7 +76,7 @@ fn a_processor_limit_that_is_not_there_is_not_believed_in_on_a_busy_machine() {
     }
 }
 
-/// Whoever asks: over HTTP, and so from Python, and on the command line.
+/// The warnings appear over HTTP, which Python uses too, and on the command line.
 #[test]
 fn limits_that_are_not_enforced_are_warned_of_everywhere() {
     belljar_testkit::skip_unless_root!("this needs root");
@@ -113,7 +113,7 @@ fn limits_that_are_not_enforced_are_warned_of_everywhere() {
     assert!(stopped.json()["sessions"][0].get("warnings").is_none(), "{stopped}");
 }
 
-/// A package that needs no network to be installed.
+/// A package that can be installed without network.
 fn wheel(context: &TestContext, name: &str) -> String {
     let path = context.path(&format!("{name}-1.0-py3-none-any.whl")).display().to_string();
     let script = "
@@ -149,7 +149,7 @@ fn a_setup_that_fails_leaves_the_environment_that_was_there() {
     let run = context.run(["-c", code]);
     assert_eq!(run.to_string(), "exit 0\n--- stdout\n'first'\n--- stderr\n");
 
-    // `--chem` is one more package, which pip finds by its name.
+    // `--chem` adds one package, which pip finds by its name.
     wheel(&context, "rdkit");
     context.set_env("PIP_NO_INDEX", "1");
     let found = context.path("").display().to_string();
@@ -282,7 +282,7 @@ fn assert_subcommands_explain_themselves(context: &TestContext, command: &[&str]
     }
 }
 
-/// Lines of a help text that name a flag and say nothing of it.
+/// Lines of a help text that name a flag without a description.
 fn flags_without_help(help: &Finished) -> Vec<String> {
     let text = help.stdout();
     let lines: Vec<&str> = text.lines().map(str::trim).collect();

@@ -1,4 +1,4 @@
-//! The `belljar` command as its users meet it: the real binary, real sandboxes, whole outputs.
+//! The `belljar` command from the user's side: the real binary, real sandboxes, complete outputs.
 
 mod artifacts;
 mod artifacts_commands;

@@ -1,4 +1,4 @@
-//! `--network`: where code may go, from the command line.
+//! `--network`: which hosts code may reach, from the command line.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
@@ -9,7 +9,7 @@ use insta::assert_snapshot;
 use belljar_testkit::cli_server::CliServer;
 use belljar_testkit::command::TestContext;
 
-/// Answers everybody with one word, for as long as the test lasts.
+/// Starts a site that answers every request with one word until the test ends.
 fn site() -> String {
     let listener = TcpListener::bind("127.0.0.2:0").expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
@@ -114,7 +114,7 @@ fn pip_installs_where_the_virtual_environment_is() {
     let id = served.create(&["--env", &url, "--env", &host]);
     let bash = |code: &str| served.ok(["exec", &id, "--lang", "bash", "-c", code]).stdout();
 
-    // A virtual environment is apart from the session's own packages.
+    // A virtual environment is separate from the session's own packages.
     let found = "import belljar_demo; print(belljar_demo.__file__)";
     assert_eq!(bash("python -m venv /session/v && echo made"), "made\n");
     bash("/session/v/bin/pip install -q belljar_demo");
@@ -122,7 +122,7 @@ fn pip_installs_where_the_virtual_environment_is() {
     assert!(inside.starts_with("/session/v/lib/python3."), "{inside}");
     assert_eq!(bash("python -c 'import belljar_demo' 2>/dev/null || echo not here"), "not here\n");
 
-    // Without one packages go to the session, and are found by its kernel and by its commands.
+    // Otherwise packages are installed for the session. Its kernel and its commands find them.
     let said = served.ok(["exec", &id, "-c", "%pip install -q belljar_demo"]);
     assert!(!said.stdout().contains("ERROR"), "{said}");
     let kernel = served.ok(["exec", &id, "-c", "import belljar_demo; belljar_demo.__file__"]);
@@ -131,11 +131,11 @@ fn pip_installs_where_the_virtual_environment_is() {
     assert!(command.starts_with("/session/.local/lib/python3."), "{command}");
     let path = "PYTHONPATH=/session/src:$PYTHONPATH python -c 'import belljar_demo; print(1)'";
     assert_eq!(bash(path), "1\n");
-    // A session's package does not make one that is missing in the environment look as if it was there.
+    // A virtual environment that lacks a package does not see the one of the session.
     bash("/session/v/bin/pip uninstall -q -y belljar_demo");
     let gone = bash("/session/v/bin/python -c 'import belljar_demo' 2>/dev/null || echo gone");
     assert_eq!(gone, "gone\n");
-    // Who says where, has the last word.
+    // An explicit `--target` is respected.
     assert_eq!(
         bash("pip install -q --target /tmp/there belljar_demo && ls /tmp/there/*.py"),
         "/tmp/there/belljar_demo.py\n"
@@ -151,13 +151,13 @@ fn a_refusal_says_why_where_it_is_met() {
     let why = "is not allowed by the network policy of this sandbox";
     let allows = format!("It allows {address}.");
 
-    // curl shows nothing of a refused CONNECT, so it is told inside of TLS.
+    // curl does not show the answer to a refused CONNECT, so the refusal is sent inside TLS.
     let curl = bash("curl -sS https://example.org/a; curl -sS http://example.org/b");
     assert!(curl.contains(&format!("`example.org:443` {why}")), "{curl}");
     assert!(curl.contains(&format!("`example.org:80` {why}")) && curl.contains(&allows), "{curl}");
     let failed = bash("curl -fsS https://example.org/ || echo failed with $?");
     assert!(failed.contains("failed with 22"), "{failed}");
-    // Others show the phrase of the answer.
+    // Other clients show the reason phrase of the answer.
     let pip = bash("pip install --retries 1 --index-url https://example.org/simple x 2>&1");
     assert!(pip.contains(&format!("403 Forbidden by belljar: `example.org:443` {why}")), "{pip}");
     let fetch = "import urllib.request; urllib.request.urlopen('https://example.org')";
@@ -167,7 +167,7 @@ fn a_refusal_says_why_where_it_is_met() {
         "{python}"
     );
 
-    // And so does the list of where it went.
+    // The list of connections shows the reason too.
     bash(&format!("curl -s http://{address}/"));
     let listed = served.ok(["network", &id]);
     let lines: Vec<String> = listed.stdout().lines().map(str::to_owned).collect();

@@ -1,4 +1,4 @@
-//! `belljar run NOTEBOOK.ipynb`: all cells in one kernel, and a copy with what they showed.
+//! `belljar run NOTEBOOK.ipynb`: all cells run in one kernel, and a copy has their outputs.
 
 use std::fs;
 

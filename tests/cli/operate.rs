@@ -1,4 +1,4 @@
-//! What those need who run a server: its status and log, the installation, and the end of it all.
+//! Commands for operators of a server: status, log, installation and removal.
 
 use std::fs;
 use std::path::Path;
@@ -39,7 +39,7 @@ fn status_tells_of_the_server_its_sessions_and_where_they_are() {
     let sessions = context.path("sessions").display().to_string();
     assert!(words.contains(&format!("files       {sessions}\n")), "{words}");
 
-    // With keys, strangers are told nothing.
+    // With keys, a client without a key gets no information.
     let key = context.call(["key", "create", "--name", "a"]).stdout();
     eventually_blocking("keys are wanted", || context.call(["status"]).code == Some(125));
     let mut command = context.belljar(["status", "--json"]);
@@ -96,7 +96,7 @@ fn all_sessions_are_stopped_at_once() {
 
 #[test]
 fn every_line_of_a_log_in_json_is_json() {
-    // Limits that do not hold are warned of as well.
+    // Limits that are not enforced are logged as warnings.
     let mut served = CliServer::on_tcp_with(&[
         ("BELLJAR_LOG_FORMAT", "json"),
         ("BELLJAR_CGROUP_PARENT", "no-such/parent"),
@@ -124,7 +124,7 @@ fn every_line_of_a_log_in_json_is_json() {
         let line: Value = serde_json::from_str(&failed.stderr()).expect("one line of JSON");
         assert_eq!(line["level"], "ERROR", "{failed}");
     }
-    // It is about the log of a server: what a person asked for is answered in words.
+    // The setting is for the log of a server. Errors of other commands stay plain text.
     assert!(
         context.call(["session", "list", "--url", "box"]).stderr().starts_with("belljar: --url")
     );
@@ -197,7 +197,7 @@ fn an_installation_has_everything_in_its_place_and_can_be_removed() {
         unit.contains("ExecStart=/opt/jar/bin/belljar serve\n") && !unit.contains('@'),
         "{unit}"
     );
-    // What a shell would offer after `belljar session st`.
+    // The completions that bash offers after `belljar session st`.
     let completions = installed.join("share/bash-completion/completions/belljar");
     let script = format!(
         "source {}; COMP_WORDS=(belljar session st); COMP_CWORD=2; \
@@ -224,7 +224,7 @@ fn uninstalling_removes_what_is_ours_and_nothing_else() {
     let (home, user, socket) = (installation("home"), installation("user"), installation("socket"));
     let context = context
         .env("BELLJAR_HOME", &home)
-        // Servers that Python has started are of this user.
+        // Servers that Python starts keep their files below HOME.
         .env("HOME", &user)
         .env("BELLJAR_UNIX", &socket)
         .env("BELLJAR_URL", &format!("unix:{socket}"))
@@ -245,7 +245,7 @@ fn uninstalling_removes_what_is_ours_and_nothing_else() {
     assert!(refused.stderr().contains("stop the server first"), "{refused}");
     assert_eq!(context.call(["session", "list", "--json"]).json()["sessions"][1]["state"], "ready");
 
-    // Sandboxes go on without it.
+    // Sandboxes continue without the server.
     server.kill();
     assert!(!scratch.processes().is_empty());
     let unasked = context.call(["uninstall"]);

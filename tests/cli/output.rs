@@ -1,4 +1,4 @@
-//! What code prints: all of it, as it comes, from whoever prints it, and within bounds.
+//! Output of code: complete, streamed, from every process, and bounded.
 
 use std::time::Duration;
 
@@ -169,7 +169,7 @@ fn a_flood_of_output_makes_no_process_grow() {
     let mut running = context.start(["--json", "--max-output", "16K", "-c", &code]);
     let mut peak = 0;
     while !running.is_over() {
-        // The peak of each process so far: it does not matter when we look, only that we do.
+        // VmHWM is the peak of a process so far, so the exact time of a sample does not matter.
         let sizes = running.processes().into_iter();
         let sizes = sizes.filter_map(|it| procfs::status_field(it.pid, "VmHWM"));
         peak = sizes.fold(peak, u64::max);

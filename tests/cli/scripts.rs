@@ -44,7 +44,7 @@ assert sys.path[0] == '/session'
     assert_eq!(listed, "['artifacts', 'data', 'helper.py', 'package', 'run me.py']\n");
     let listed = context.run(["tools/run me.py", "--no-modules"]).stdout();
     assert_eq!(listed, "['artifacts', 'data', 'run me.py']\n");
-    // Python looks where the script is, and not where a link to it is.
+    // Python searches beside the script itself, not beside a link to it.
     symlink("tools/run me.py", context.path("link.py")).expect("a link");
     let listed = context.run(["link.py"]).stdout();
     assert_eq!(listed, "['artifacts', 'data', 'helper.py', 'link.py', 'package']\n");
@@ -96,7 +96,7 @@ print([line for line in sys.stdin], repr(sys.stdin.read()))
 ";
     let context = TestContext::new().file("reads.py", code);
     let finished = context.run_with_input(["reads.py"], "one\ntwo\nthree\n\nlast");
-    // The text layer reads ahead, here as in Python: `buffer` has what it left.
+    // The text layer reads ahead, as in plain Python: `buffer` has only the rest.
     assert_eq!(finished.code, Some(0), "{finished}");
     assert!(finished.stdout().starts_with("first? 'one'\n'two\\n' "), "{finished}");
     let finished = context.run_with_input(["-c", "import sys; print(sys.stdin.read())"], "x\ny");
@@ -123,7 +123,7 @@ fn much_input_arrives_whole_whatever_is_in_it() {
     fs::write(context.path("bytes"), &bytes).expect("a file");
     let expected = context.finish(md5.arg("bytes")).stdout();
     assert_eq!(finished.stdout().trim(), expected.split_whitespace().next().unwrap_or_default());
-    // Who does not want all of it need not take it.
+    // Code does not have to read all of its input.
     let finished = context.run_with_input(["-c", "input()[:0] or 'enough'"], &bytes);
     assert_eq!(finished.stdout(), "'enough'\n", "{finished}");
 }

@@ -1,4 +1,4 @@
-//! `belljar session` and servers that are not there, are strangers, or want to know who asks.
+//! `belljar session` with servers that do not run, are not Belljar, or require a key.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -14,7 +14,7 @@ fn list(url: &str) -> Finished {
     TestContext::new().call(["session", "list", "--url", url])
 }
 
-/// Something that listens, hears one request and says this.
+/// Listens, reads one request and sends this answer.
 fn impostor(answer: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -146,7 +146,7 @@ fn certificates_are_looked_at() {
     assert!(nothing.stderr().contains("no certificates to trust"), "{nothing}");
 }
 
-/// A certificate that is its own authority, as `openssl req -x509` makes it unless told otherwise.
+/// A certificate that is its own authority, as `openssl req -x509` makes it by default.
 fn self_signed(context: &TestContext, name: &str) -> (String, String) {
     let installation =
         |suffix: &str| context.path(&format!("{name}.{suffix}")).display().to_string();
@@ -175,7 +175,7 @@ fn a_self_signed_certificate_is_accepted_where_it_is_trusted_and_nowhere_else() 
         command.envs(url.map(|url| ("BELLJAR_URL", url)));
         served.context().finish(&mut command)
     };
-    // The same as curl says.
+    // curl must come to the same result.
     let url = served.url();
     let curl = |trusted: &str, url: &str| {
         let mut curl = served.context().program("curl");

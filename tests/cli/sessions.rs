@@ -1,4 +1,4 @@
-//! `belljar session`: sessions that remember, from the command line.
+//! `belljar session`: sessions that keep their state, from the command line.
 
 use insta::assert_snapshot;
 
@@ -67,7 +67,7 @@ fn a_pool_that_cannot_be_filled_is_said_once_and_filled_when_it_can() {
     let _ = served.call(["create"]);
     let failures = || served.log().matches("failed to fill the pool").count();
     eventually_blocking("that it fails is said", || failures() > 0);
-    // At the old pace there would be four more of them by then.
+    // Without a longer delay between attempts there would be four more failures by then.
     std::thread::sleep(std::time::Duration::from_millis(2200));
     assert_eq!(failures(), 1, "{}", served.log());
     std::fs::remove_file(&sessions).expect("it is ours");
@@ -90,7 +90,7 @@ fn a_session_with_files_goes_on_with_other_options_and_can_be_removed() {
     assert!(shown.stdout().contains("memory 1.00 GiB"), "{shown}");
     let read = served.ok(["exec", "bk", "--lang", "bash", "-c", "cat /session/file"]);
     assert_eq!(read.stdout(), "kept\n");
-    // One that is alive, one that has ended, and one that is not there.
+    // A running session, an ended one, and one that does not exist.
     let ended = served.create(&["--key", "ended", "--storage", "BIND"]);
     served.ok(["stop", "ended"]);
     let removed = served.call(["remove", "bk", "none", &ended]);
@@ -130,7 +130,7 @@ fn sessions_are_listed_and_shown() {
         .collect();
     assert_eq!(rows[0], ["id", "key", "state", "storage", "created", "expires", "execs", "memory"]);
     assert_eq!(rows[2][..4], [new.as_str(), "a b/ü?", "ready", "BIND"]);
-    // A busy machine takes its time between the two commands.
+    // On a busy machine, time passes between the two commands.
     assert!(matches!(rows[2][5..7], ["in 60 min" | "in 59 min", "1"]), "{table}");
     assert_eq!(rows[3][..4], [old.as_str(), "-", "stopped", "TMPFS"]);
     assert_eq!(rows[3][5..], ["-", "0", "-"]);
@@ -166,7 +166,7 @@ fn sessions_are_listed_and_shown() {
 #[test]
 fn what_others_chose_is_not_obeyed_by_a_terminal() {
     let served = CliServer::on_socket();
-    // The server repeats what it was asked for.
+    // The server's error repeats the requested id.
     let hostile = "ses_\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\u{202e}";
     for args in [&["show", hostile][..], &["exec", hostile, "-c", "1"], &["stop", hostile]] {
         let refused = served.call(args);
@@ -245,7 +245,7 @@ fn shells_and_commands_have_their_place() {
     assert_eq!(exec(&["--lang", "bash", "-c", "echo $A; pwd"]).stdout(), "7\n/tmp\n");
     assert_eq!(exec(&["--env", "A=8", "--command", "echo $A | tr 8 9; exit 4"]).stdout(), "9\n");
     assert_eq!(exec(&["--command", "exit 4"]).code, Some(4));
-    // Of several words the first is a program, wherever the PATH leads to it.
+    // With several words, the first is a program, which is searched in PATH.
     assert_eq!(exec(&["--command", "echo", "-c", "$A", "a  b"]).stdout(), "-c $A a  b\n");
     assert_eq!(exec(&["--command", "no-such-program", "-x"]).code, Some(127));
     assert_eq!(exec(&["--command", "/no/such/program", "-x"]).code, Some(126));
@@ -276,7 +276,9 @@ fn work_in_the_background_is_joined_from_its_beginning() {
     let exec = begun.stdout().trim().to_owned();
     assert_eq!(
         begun.stderr(),
-        format!("belljar: it runs; `belljar session exec {id} --join {exec}` shows its output\n")
+        format!(
+            "belljar: it runs in the background; `belljar session exec {id} --join {exec}` shows its output\n"
+        )
     );
     let mut joined = served.start_exec([&id, "--join", &exec]);
     assert_eq!(joined.line(), "begun");
@@ -348,7 +350,7 @@ fn lines() -> String {
     (0..80).map(|n| format!("line {n}\n")).collect()
 }
 
-/// The server is killed in mid-stream and comes back a while later: every line is there, once.
+/// The server is killed in mid-stream and starts again later: every line is printed exactly once.
 #[track_caller]
 fn survives_a_kill(mut served: CliServer) {
     let id = served.create(&[]);
@@ -358,7 +360,7 @@ fn survives_a_kill(mut served: CliServer) {
         stdout += &(running.line() + "\n");
     }
     served.kill();
-    // Long enough to give up, if it were to.
+    // Long enough for the client to give up, if it did not wait.
     std::thread::sleep(std::time::Duration::from_millis(500));
     assert!(!running.is_over(), "it waits");
     served.start();
@@ -389,7 +391,7 @@ fn an_execution_that_ended_without_a_server_is_reported_in_full() {
     let mut running = served.start_exec([&id, "-c", code]);
     assert_eq!(running.line(), "begun");
     served.kill();
-    // Longer than the code takes.
+    // Longer than the code runs.
     std::thread::sleep(std::time::Duration::from_millis(2000));
     served.start();
     let finished = running.finish();
@@ -452,7 +454,7 @@ fn a_session_sleeps_branches_and_goes_back() {
     let unknown = served.call(["restore", "demo", "nothing"]);
     assert_eq!(unknown.code, Some(125), "{unknown}");
     assert!(unknown.stderr().contains("no checkpoint of execution `nothing`"), "{unknown}");
-    // What cannot be kept is named, and with --force listed as lost; the rest is kept.
+    // What a snapshot cannot keep is named in the error. With --force it is listed as lost, and the rest is kept.
     let thread = "import threading, time; \
                   threading.Thread(target=time.sleep, args=(99,), name='clock\\x1b[31m').start()";
     served.ok(["exec", "demo", "-c", thread]);
@@ -486,7 +488,7 @@ task = asyncio.create_task(tick(), name='ticker')";
         assert_ne!(refused.code, Some(0), "{refused}");
         assert!(refused.stderr().contains("asyncio task `ticker` (tick) is pending"), "{refused}");
     }
-    // Told to, it sleeps with its tasks, which go on when it wakes.
+    // With --force the session hibernates with its tasks, which continue when it wakes.
     served.ok(["hibernate", "demo", "--force"]);
     let awake = ticks().expect("a number");
     eventually_blocking("the task goes on after a sleep", || {

@@ -1,4 +1,4 @@
-//! Settings: where they come from, and what is said of wrong ones.
+//! Settings: their sources, and the errors for wrong ones.
 
 use insta::assert_snapshot;
 

@@ -1,4 +1,4 @@
-//! `belljar shell`, by somebody at a real terminal, and by a program with pipes.
+//! `belljar shell`, used at a real terminal, and by a program with pipes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
@@ -15,7 +15,7 @@ use belljar_testkit::wait::{PATIENCE, eventually_blocking};
 
 const SIGTERM: i32 = 15;
 
-/// Somebody at a terminal, who calls `belljar`.
+/// A user at a terminal who runs `belljar`.
 pub(crate) struct Person {
     terminal: Pty,
     child: Child,
@@ -30,8 +30,8 @@ impl Person {
     pub(crate) fn starts(context: &TestContext, args: &[&str]) -> Person {
         let terminal = pty::open(12, 70).expect("a terminal");
         let end = || Stdio::from(terminal.slave.try_clone().expect("a descriptor"));
-        // It makes the terminal the one that all of them belong to, as a login does; the terminal is
-        // looked at before they leave, which ends it.
+        // `setsid --ctty` makes this the controlling terminal of all these processes, as a login
+        // does. `stty` runs before they exit, because the terminal ends with them.
         let script = "\"$@\"; status=$?; stty -a; echo status=$status=";
         let mut command = context.program("setsid");
         command.args(["--ctty", "--wait", "sh", "-c", script, "sh"]);
@@ -46,7 +46,7 @@ impl Person {
         assert_eq!(pty::write_now(&self.terminal.master, keys).expect("room"), keys.len());
     }
 
-    /// Waits until this is on the screen, and returns all up to it.
+    /// Waits until this text is on the screen, and returns the output up to it.
     #[track_caller]
     pub(crate) fn sees(&mut self, wanted: &str) -> String {
         let began = Instant::now();
@@ -64,7 +64,7 @@ impl Person {
         }
     }
 
-    /// The exit status; the terminal must be as it was.
+    /// Returns the exit status. The terminal must be in its original mode.
     #[track_caller]
     pub(crate) fn ends(&mut self) -> Option<i32> {
         let state = self.sees("status=");
@@ -75,7 +75,7 @@ impl Person {
     }
 }
 
-/// Lines are edited and echoed.
+/// Whether the terminal edits and echoes lines.
 fn is_cooked(state: &str) -> bool {
     let modes: Vec<&str> = state.split_whitespace().collect();
     ["icanon", "echo", "isig", "opost"].iter().all(|mode| modes.contains(mode))
@@ -88,7 +88,7 @@ fn is_raw(terminal: &Pty) -> bool {
     ["-icanon", "-echo", "-isig"].iter().all(|mode| said.contains(mode))
 }
 
-/// Whether a process with this command line runs, in whatever sandbox.
+/// Whether a process with this command line runs, in any sandbox.
 fn is_running(command: &str) -> bool {
     let entries = std::fs::read_dir("/proc").expect("it is there").flatten();
     let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -104,7 +104,7 @@ fn a_person_at_a_terminal() {
     person.types("tty; stty size; echo $TERM; x=kept\n");
     person.sees("/dev/pts/0\r\n12 70\r\nvt220\r\n");
     assert!(is_raw(&person.terminal), "keys are handed over one by one");
-    // Ctrl-C, Ctrl-Z and Ctrl-\ go inside.
+    // Ctrl-C, Ctrl-Z and Ctrl-\ go to the programs inside.
     person.types("sleep 98761; echo af''ter\n");
     eventually_blocking("the program runs", || is_running("sleep 98761"));
     person.types([3]);
@@ -153,7 +153,7 @@ fn every_way_out_gives_the_terminal_back() {
     assert_eq!(person.ends(), Some(0));
     let list = served.ok(["list", "--json", "--state", "stopped"]).json();
     assert_eq!(list["sessions"].as_array().map(Vec::len), Some(1), "{list}");
-    // Asked to end; its session was made for it, and is stopped under it.
+    // The shell is ended by a signal. Then the session, made by `--create`, is stopped while the shell runs.
     let mut person = Person::calls(&served, &["made", "--create"]);
     person.sees("~ $ ");
     let inner = child_of(person.child.id());
@@ -164,7 +164,7 @@ fn every_way_out_gives_the_terminal_back() {
     served.ok(["stop", "made"]);
     person.sees("has ended: it was stopped");
     assert_eq!(person.ends(), Some(125));
-    // What cannot be is said, and nothing was made raw.
+    // Errors are reported, and the terminal does not stay raw.
     for (args, why) in [
         (&["nobody"][..], "there is no session with the id or key `nobody`"),
         (&["made"], "has ended"),
@@ -175,7 +175,7 @@ fn every_way_out_gives_the_terminal_back() {
         person.sees(why);
         assert_eq!(person.ends(), Some(125), "{args:?}");
     }
-    // A server that is killed is waited for, and nothing that was printed is missed.
+    // The shell waits for a killed server to start again, and loses no output.
     let mut person = Person::calls(&served, &["fresh"]);
     person.sees("~ $ ");
     person.types("x=kept; for i in 1 2 3 4 5 6; do sleep 0.3; echo li''ne $i; done\n");
@@ -190,7 +190,7 @@ fn every_way_out_gives_the_terminal_back() {
     assert_eq!(person.ends(), Some(4));
 }
 
-/// The one process that another waits for.
+/// The child that a process waits for.
 fn child_of(pid: u32) -> u32 {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let children = std::fs::read_to_string(path).expect("children");
@@ -222,7 +222,7 @@ fn a_shell_over_pipes() {
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("belljar starts")
     };
-    // A conversation: state is kept, and answers come while it is open.
+    // State is kept, and answers arrive while the input is open.
     let mut shell = start(&["demo", "--env", "COLOUR=blue"]);
     let mut stdin = shell.stdin.take().expect("piped");
     let mut stdout = BufReader::new(shell.stdout.take().expect("piped")).lines();
@@ -237,7 +237,7 @@ fn a_shell_over_pipes() {
     shell.stderr.take().expect("piped").read_to_string(&mut errors).expect("text");
     assert_eq!(errors, "err\n");
     assert_eq!(shell.wait().expect("it ends").code(), Some(5));
-    // The end of what is said is the end of the shell; much of it arrives whole.
+    // The end of the input ends the shell. Large input arrives complete.
     let mut shell = start(&[&id, "--", "wc", "-c"]);
     let mut stdin = shell.stdin.take().expect("piped");
     stdin.write_all(&vec![b'x'; 3_000_000]).expect("room");
@@ -245,7 +245,7 @@ fn a_shell_over_pipes() {
     let output = shell.wait_with_output().expect("it ends");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "3000000\n");
     assert_eq!(output.status.code(), Some(0));
-    // Killed, it takes the shell with it, and what that started.
+    // If the client is killed, the shell and the processes that it started end too.
     let mut shell = start(&["demo"]);
     let mut stdin = shell.stdin.take().expect("piped");
     stdin.write_all(b"sleep 4321 & echo started; wait\n").expect("room");
@@ -259,7 +259,7 @@ fn a_shell_over_pipes() {
     assert_eq!(count(), "1");
     shell.kill().and_then(|()| shell.wait()).expect("it can be killed");
     eventually_blocking("it is gone", || count() == "0");
-    // Without a session, one of its own, which ends with it.
+    // Without a session argument, the shell gets a session of its own, which ends with it.
     let mut shell = start(&[]);
     shell.stdin.take().expect("piped").write_all(b"echo own\n").expect("room");
     let output = shell.wait_with_output().expect("it ends");

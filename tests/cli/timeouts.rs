@@ -1,7 +1,7 @@
-//! Time limits, against code that would rather go on.
+//! Time limits, against code that does not end by itself.
 //!
-//! When the time is up the code is interrupted; if it has not come back after the grace period, it
-//! is killed with all it started.
+//! When the time is up, the code is interrupted. If it still runs after the grace period, it is
+//! killed with all processes that it started.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use belljar_testkit::command::TestContext;
 
-/// `--timeout 1`, the grace period of 2 s, and what a busy machine may need on top.
+/// `--timeout 1`, the grace period of 2 s, and a margin for a busy machine.
 const LATEST: Duration = Duration::from_secs(1 + 2 + 9);
 
-/// Lets code that never ends run into its limit.
+/// Runs endless code until its time limit.
 #[track_caller]
 fn time_out(args: &[&str]) -> Value {
     let context = TestContext::new();
@@ -30,7 +30,7 @@ fn times_out(code: &str) -> Value {
     time_out(&["-c", &format!("print('started', flush=True)\nimport os, signal, time\n{code}")])
 }
 
-/// Such code comes back when interrupted.
+/// Asserts that an interrupt ends the code.
 #[track_caller]
 fn gives_in(code: &str) {
     let result = times_out(code);
@@ -38,7 +38,7 @@ fn gives_in(code: &str) {
     assert_eq!(result["error"]["name"], "KeyboardInterrupt", "{result:#}");
 }
 
-/// Such code has to be killed.
+/// Asserts that the code has to be killed.
 #[track_caller]
 fn is_killed(code: &str) {
     let result = times_out(code);
@@ -74,7 +74,7 @@ fn a_busy_loop() {
 
 #[test]
 fn a_shell_command() {
-    // system() ignores SIGINT for as long as the command runs; what follows it does not.
+    // system() ignores SIGINT while the command runs. The line after it does not.
     gives_in("os.system('sleep 1000')\ntime.sleep(1000)");
 }
 
@@ -125,7 +125,7 @@ fn a_sleep_inside_c() {
 
 #[test]
 fn a_deadlock_inside_c() {
-    // Waiting for a lock goes on after a signal, and Python's handler only runs once C returns.
+    // Waiting for a lock continues after a signal, and Python's handler only runs once C returns.
     is_killed(
         "
 import ctypes

@@ -1,11 +1,11 @@
-//! `belljar usage`: what the server has written down.
+//! `belljar usage`: the usage that the server has stored.
 
 use insta::assert_snapshot;
 use rusqlite::Connection;
 
 use belljar_testkit::command::TestContext;
 
-/// A state directory with two tenants' days in it, some of them long ago.
+/// A state directory with the daily usage of two tenants, some of it long ago.
 fn context() -> TestContext {
     let context = TestContext::new();
     let state = context.path("state").display().to_string();

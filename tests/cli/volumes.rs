@@ -12,7 +12,7 @@ fn volume<S: AsRef<OsStr>>(served: &CliServer, args: impl IntoIterator<Item = S>
     served.context().finish(served.context().belljar(["volume"]).args(args))
 }
 
-/// Without the moment it was made, and to how many blocks the kernel rounds.
+/// The output without the creation time and the used bytes, which the kernel rounds to blocks.
 fn steady(finished: &Finished) -> String {
     let lines = finished.to_string();
     let lines = lines.lines().map(|line| match line.split_once("  20") {
@@ -21,7 +21,7 @@ fn steady(finished: &Finished) -> String {
         _ => line.to_owned(),
     });
     let text = lines.collect::<Vec<_>>().join("\n");
-    // A busy machine takes its time between two commands.
+    // On a busy machine, time passes between two commands.
     (1..60).fold(text, |text, s| text.replace(&format!(" {s} s ago"), " 0 s ago"))
 }
 

@@ -1,4 +1,4 @@
-//! A directory of the server's machine at `/workspace`, which code may change.
+//! A directory of the host at `/workspace`, which code may change.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use belljar_testkit::cli_server::CliServer;
 
-/// A server that allows what is below `projects`, and a project there.
+/// A server that allows workspaces below `projects`, and a project there.
 fn project() -> (CliServer, tempfile::TempDir, PathBuf) {
     let root = tempfile::tempdir().expect("a directory");
     let project = root.path().join("projects/sales");
@@ -25,7 +25,7 @@ fn is_root() -> bool {
 fn what_code_writes_there_is_there_afterwards_and_the_users() {
     let (mut served, _root, project) = project();
     if is_root() {
-        // Somebody who is neither the server nor has equal numbers, with a directory that is closed to others.
+        // The owner is not the server's user, its user id and group id differ, and the directory is closed to others.
         for path in [project.clone(), project.join("notes.md")] {
             chown(path, Some(4242), Some(4343)).expect("root may");
         }
@@ -44,7 +44,7 @@ fn what_code_writes_there_is_there_afterwards_and_the_users() {
     let (made, own) = (project.join("deep/er/made.txt"), fs::metadata(&project).expect("there"));
     let told = fs::metadata(&made).expect("it is there");
     assert_eq!((told.uid(), told.gid()), (own.uid(), own.gid()));
-    // Commands start there too, and what changes here is seen at once.
+    // Commands start there too, and changes on the host are visible at once.
     fs::write(project.join("late.txt"), "late").expect("a file");
     fs::write(project.join("of-others.txt"), "whose?").expect("a file");
     if is_root() {
@@ -54,12 +54,12 @@ fn what_code_writes_there_is_there_afterwards_and_the_users() {
     let listed = bash("cat late.txt; rm late.txt; ls").stdout();
     assert_eq!(listed, "latedeep\nnotes.md\nof-others.txt\n");
     assert!(!project.join("late.txt").exists());
-    // Files of other owners are seen, and not changed.
+    // Files of other owners can be read, but not changed.
     if is_root() {
         bash("cat of-others.txt && echo mine > of-others.txt");
         assert_eq!(fs::read_to_string(project.join("of-others.txt")).expect("there"), "whose?");
     }
-    // Other places are what they were, and nothing can be added beside it.
+    // Other directories are as without a workspace, and nothing can be added beside it.
     let told = bash("cd /session && pwd && touch x /tmp/x && ls; touch /run/x").to_string();
     assert!(told.contains("/session\nartifacts\ndata\nx\n"), "{told}");
     assert!(told.contains("Read-only file system"), "{told}");
@@ -68,7 +68,7 @@ fn what_code_writes_there_is_there_afterwards_and_the_users() {
     let warnings = shown["warnings"].to_string();
     assert!(warnings.contains("size of the workspace is not limited"), "{shown}");
 
-    // It is the same after the server was killed, and after a sleep.
+    // The workspace is the same after the server was killed, and after hibernation.
     python(&served, "x = 41");
     served.kill();
     served.start();
@@ -81,7 +81,7 @@ fn what_code_writes_there_is_there_afterwards_and_the_users() {
     assert!(project.join("after.txt").exists() && project.join("awake.txt").exists());
 }
 
-/// Whoever runs such a file on the host would run it as the owner of the directory.
+/// On the host, such a file would run with the rights of the directory's owner.
 #[test]
 fn no_file_there_can_be_made_to_run_as_its_owner() {
     let (served, _root, project) = project();
@@ -138,15 +138,15 @@ fn only_directories_that_the_operator_named_are_workspaces() {
     }
     let missing = served.call(["create", "--workspace", &at("projects/missing")]);
     assert!(missing.stderr().contains("cannot be used"), "{missing}");
-    // Nor does a session that is found by its key have another than it was made with.
+    // A session that is found by its key keeps its workspace. A request for another one is refused.
     served.create(&["--key", "k", "--workspace", project.to_str().expect("text")]);
     let other = served.call(["create", "--key", "k", "--workspace", &at("projects")]);
     assert!(other.stderr().contains("workspace"), "{other}");
-    // A server that says nothing allows none.
+    // Without the setting, a server allows no workspace.
     let plain = CliServer::on_socket();
     let refused = plain.call(["create", "--workspace", project.to_str().expect("text")]);
     assert!(refused.stderr().contains("BELLJAR_WORKSPACES"), "{refused}");
-    // Some are refused whatever is allowed.
+    // Some directories are always refused.
     let all = CliServer::on_tcp_with(&[("BELLJAR_WORKSPACES", "/")]);
     for path in ["/etc", "/", "/usr/local/bin", "/root"] {
         let refused = all.call(["create", "--workspace", path]);

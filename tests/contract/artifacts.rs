@@ -1,4 +1,4 @@
-//! What code leaves behind comes out, and leads nowhere.
+//! Artifacts come out of the sandbox, and links among them lead nowhere.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ fn below(path: &Value) -> &str {
     text(path).trim_start_matches("/session/artifacts/")
 }
 
-/// Paths of what was taken, and of what was not.
+/// Paths of the artifacts that were taken, and of those that were refused.
 fn told(result: &Value) -> (Vec<&str>, Vec<&str>) {
     let taken = result["artifacts"].as_array().into_iter().flatten();
     let refused = result["artifacts_refused"].as_array().into_iter().flatten();
@@ -97,7 +97,7 @@ pub(crate) async fn hostile_files_lead_nowhere(on: Backend) {
         assert!(["plain", "odd", "x", "bytes"].contains(&content.as_str()), "{content}");
         assert!(!text(&artifact["name"]).contains(['\n', '\x1b']), "{artifact:#}");
     }
-    // The directory itself may become anything.
+    // Code may replace the directory itself by anything.
     for replace in ["rm -rf artifacts; ln -s /etc artifacts", "rm artifacts; mkfifo artifacts"] {
         let result = session.shell(replace).await;
         assert_eq!((&result["status"], told(&result).0), (&json!("ok"), vec![]), "{replace}");

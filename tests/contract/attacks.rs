@@ -1,5 +1,5 @@
-//! The attacks of `tests/security`, from inside a container: what its engine leaves open is named
-//! here, with what stops harm all the same.
+//! The attacks of `tests/security`, run in a container. The attacks that the engine does not stop
+//! are listed here, with the reason why they do no harm.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,8 +13,7 @@ use belljar_testkit::server::Server;
 use belljar_testkit::session::Session;
 use belljar_testkit::values::text;
 
-/// Attacks that succeed in a container, and why that is borne. THREAT-MODEL.md says the same to
-/// operators.
+/// Attacks that succeed in a container, and why we accept that. THREAT-MODEL.md says the same to operators.
 const BORNE: [(&str, &str); 7] = [
     ("cgroup_write", "engines show a container its own control group; it is read-only"),
     ("limit_ptys", "engines set no limit; the machine's own is shared"),
@@ -29,10 +28,10 @@ fn is_borne(attack: &Attack) -> bool {
     BORNE.iter().any(|(name, _)| *name == attack.name)
 }
 
-/// Those that need a sandbox of their own: they end it, exhaust it, or look for what others left.
+/// Attacks that need their own sandbox: they end it, exhaust it, or search for leftovers.
 fn wants_its_own(attack: &Attack) -> bool {
     let name = attack.name.as_str();
-    // It only looks around.
+    // This attack only reads.
     if name == "control_sockets_inside" {
         return false;
     }
@@ -44,7 +43,7 @@ fn wants_its_own(attack: &Attack) -> bool {
         || ["process_kill_everyone", "process_kill_init", "process_stop_everyone"].contains(&name)
 }
 
-/// Code in a kernel of a session, as an agent's would be; a fresh kernel for each.
+/// Runs the attack in a kernel of the session, as an agent's code would run. Each attack gets a fresh kernel.
 async fn attack_session(
     session: &Session,
     attack: &Attack,
@@ -97,7 +96,7 @@ async fn attacks_from_inside_a_container_are_contained() {
     assert!(attacks.len() > 100, "{}", attacks.len());
     let failures = fails(&server, &attacks, &host).await;
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
-    // What is borne today and held tomorrow is to be taken off the list.
+    // An attack that is stopped now must be removed from the list.
     let still = fails(&server, &borne, &host).await;
     assert_eq!(still.len(), borne.len(), "one holds now: {still:#?}");
 }

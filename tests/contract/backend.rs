@@ -1,4 +1,4 @@
-//! What sandboxes are made of in a test, and how one looks at them from outside.
+//! The backends of the tests, and helpers that look at sandboxes from outside.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -16,22 +16,23 @@ use belljar_testkit::wait::PATIENCE;
 /// Made by `scripts/prepare-docker`: Debian with python3.
 pub(crate) const BASE_IMAGE: &str = "belljar/test-base:1";
 
-/// The same with bash and a few programs, and no Python.
+/// Bash and a few programs, without Python.
 pub(crate) const SHELL_IMAGE: &str = "belljar/test-shell:1";
 
-/// The first with Chromium, and browser-use.
+/// The base image with Chromium and browser-use.
 pub(crate) const BROWSER_IMAGE: &str = "belljar/test-browser:1";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backend {
     Native,
     Docker,
-    /// Containers that have gVisor for a kernel.
+    /// Containers with gVisor as their kernel.
     Runsc,
 }
 
 impl Backend {
-    /// The backend, if this machine has it. Root can have them all, so there nothing is left out.
+    /// The backend, if this machine has it. For root a missing backend is a failure, because root
+    /// can install all of them.
     pub(crate) fn if_available(self) -> Option<Backend> {
         let missing = match self {
             Backend::Native => None,
@@ -57,7 +58,7 @@ impl Backend {
         self != Backend::Native
     }
 
-    /// Where servers of this backend run.
+    /// An installation whose servers use this backend.
     pub(crate) fn installation(self) -> Installation {
         let (installation, backend) = match self {
             Backend::Native => (Installation::new().env("BELLJAR_BACKEND", "native"), "native"),
@@ -77,7 +78,7 @@ impl Backend {
         BackendSite::of(self, installation)
     }
 
-    /// A server that is to be asked about one session, and the session.
+    /// A server with one session.
     pub(crate) async fn session(self, ask: serde_json::Value) -> (BackendSite, Server, Session) {
         let site = self.site(&[]);
         let server = site.serve().await;
@@ -90,7 +91,7 @@ fn in_containers() -> Installation {
     Installation::new().env("BELLJAR_BACKEND", "docker").env("SANDBOX_IMAGE", BASE_IMAGE)
 }
 
-/// A place, and what its servers have in the container engine: gone when it goes.
+/// An installation and its containers in the engine, which are removed on drop.
 pub(crate) struct BackendSite {
     pub(crate) backend: Backend,
     pub(crate) installation: Arc<Installation>,
@@ -105,7 +106,7 @@ impl BackendSite {
         self.installation.serve().await
     }
 
-    /// Ends a sandbox as somebody would who knows nothing of us.
+    /// Ends a sandbox from outside, without the server.
     pub(crate) fn end_behind_our_back(&self, session: &Session) {
         if self.backend.is_container() {
             docker(&["rm", "--force", &container_of(session)]);
@@ -131,7 +132,7 @@ impl BackendSite {
         }
     }
 
-    /// Containers of this place's servers, running or not.
+    /// Containers of this installation's servers, running or not.
     pub(crate) fn containers(&self) -> Vec<String> {
         match (self.backend.is_container(), self.owner()) {
             (true, Some(owner)) => containers(&format!("belljar.owner={owner}")),
@@ -139,7 +140,7 @@ impl BackendSite {
         }
     }
 
-    /// As the servers here are known to the engine.
+    /// The owner in the labels of these servers' containers.
     pub(crate) fn owner(&self) -> Option<String> {
         let path = self.installation.path("state/belljar.db");
         let database = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).ok()?;
@@ -156,7 +157,7 @@ impl Drop for BackendSite {
     }
 }
 
-/// The one container of a session.
+/// The only container of a session.
 pub(crate) fn container_of(session: &Session) -> String {
     let found = containers(&format!("belljar.session={}", session.id));
     let [container] = &found[..] else { panic!("not one container: {found:?}") };
@@ -169,7 +170,7 @@ pub(crate) fn containers(label: &str) -> Vec<String> {
     listed.lines().map(str::to_owned).collect()
 }
 
-/// What `docker ARGS` says, which must go well.
+/// Output of `docker ARGS`, which must succeed.
 #[track_caller]
 pub(crate) fn docker(args: &[&str]) -> String {
     let output = command(args).output().expect("docker starts");

@@ -1,4 +1,4 @@
-//! A session's browser is inside of it, whatever that is made of.
+//! A session's browser runs inside its sandbox, on every backend.
 
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ pub(crate) async fn a_page_is_used_and_a_missing_browser_is_said(on: Backend) {
     let image = [("SANDBOX_IMAGE", BROWSER_IMAGE)];
     let site = on.site(if on.is_container() { &image } else { &[] });
     let server = site.serve().await;
-    // gVisor has a thread of its own for each of Chromium's, and keeps files in memory that others map.
+    // gVisor has its own thread for each thread of Chromium, and keeps in memory files that other backends map.
     let (memory, pids) = if on == Backend::Runsc { ("2G", 2000) } else { ("512M", 256) };
     let session = server.session_with(json!({"limits": {"memory": memory, "pids": pids}})).await;
     assert_eq!(session.printed(SHOP).await, "open\n");
@@ -51,8 +51,8 @@ pub(crate) async fn a_page_is_used_and_a_missing_browser_is_said(on: Backend) {
     act(&session, "close", json!({})).await;
 }
 
-/// Whoever wrote a page that lies in the session: it shows pictures, styles and scripts that lie
-/// beside it, and reads no file.
+/// A page that is stored in the session, written by any author. It shows images, styles and scripts
+/// that are stored beside it, but reads no file.
 async fn a_saved_page_reads_no_files(session: &Session) {
     const FILES: &str = r#"
 import base64, os
@@ -105,7 +105,7 @@ for name, content in files.items():
     assert_eq!(tried["result"]["value"], expected, "{tried:#}");
 }
 
-/// The port for browser-use, where it is installed: for programs of the session, and for nobody else.
+/// The port for browser-use, where it is installed, is open to programs of the session only.
 async fn pages_and_strangers_do_not_reach_the_port(server: &Server, session: &Session) {
     let look = "import os; path = '/tmp/.belljar-browser/profile/DevToolsActivePort'\n\
                 print(open(path).read() if os.path.exists(path) else 'none', end='')";
@@ -140,7 +140,7 @@ async fn pages_and_strangers_do_not_reach_the_port(server: &Server, session: &Se
     );
     let tried = act(session, "evaluate", json!({"expression": attack})).await;
     assert_eq!(tried["result"]["value"], json!([]), "{tried:#}");
-    // It is there, for code of the session.
+    // Code of the session can reach the port.
     let knock = format!(
         "import urllib.request\n\
          try: print(urllib.request.urlopen('http://127.0.0.1:{port}/json/version', timeout=5).status)\n\

@@ -1,4 +1,4 @@
-//! What only containers have: labels, images, an engine that may refuse.
+//! What only the container backend has: labels, images, an engine that may refuse.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -24,7 +24,7 @@ fn failed(output: &Output) -> String {
     said
 }
 
-/// What `belljar run` says here that cannot run anything.
+/// The error of `belljar run` on an installation that cannot run anything.
 #[track_caller]
 fn run_refusal(installation: &Installation) -> String {
     failed(&installation.belljar(&["run", "-c", "1"]).output().expect("belljar starts"))
@@ -45,7 +45,7 @@ async fn labels_tell_whose_a_container_is() {
     assert_eq!(seen[0]["Name"], format!("/belljar-{name}"));
     assert!(name.starts_with(text(&labels["belljar.owner"])), "{name}");
     assert_eq!(text(&labels["belljar.nonce"]).len(), 32);
-    // Nobody inside can read the nonce, by which the guest knows us.
+    // Code inside cannot read the nonce, by which the guest recognises the server.
     let nonce = text(&labels["belljar.nonce"]);
     let search = format!(
         "import glob\nwanted = '{}' + '{}'\n\
@@ -86,7 +86,7 @@ async fn containers_of_a_dead_process_are_reaped() {
     running.kill().expect("it runs");
     running.wait().expect("it is ours");
     assert_eq!(containers(&label).len(), 1, "nobody is left who could remove it");
-    // A stranger, who may be of the same user, is left alone.
+    // A container of another owner, possibly of the same user, is left alone.
     let stranger = docker(&[
         "create",
         "--label",
@@ -132,7 +132,7 @@ async fn an_image_without_python_has_a_shell() {
     let run = json!({"language": "bash", "code": "echo ran", "image": SHELL_IMAGE});
     assert_eq!(server.post("/v1/run", run).await.json(200)["stdout"], "ran\n");
 
-    // The next server does not know yet, and finds out without harm.
+    // The next server does not know yet that Python is missing, and finds out without harm.
     let installation = server.kill().await;
     let server = installation.serve().await;
     let session = belljar_testkit::session::Session::of(&server.client(), &session.id);
@@ -170,7 +170,7 @@ async fn images_that_are_not_there_or_not_allowed_are_refused() {
     let other = json!({"image": "ubuntu:24.04"});
     let message = server.post("/v1/sessions", other).await.error(422, "invalid");
     assert!(message.contains("ubuntu:24.04"), "{message}");
-    // What is allowed works all the same.
+    // Images that are allowed still work.
     server.session_with(json!({"image": SHELL_IMAGE})).await;
 }
 
@@ -195,7 +195,7 @@ async fn an_engine_that_cannot_be_used_is_said_at_the_start() {
     }
 }
 
-/// One that takes connections and never answers: a daemon that is stuck, or stopped.
+/// An engine that accepts connections and never answers: a daemon that is stuck or stopped.
 #[tokio::test]
 async fn an_engine_that_hangs_is_soon_said_to() {
     let Some(on) = on() else { return };
@@ -231,7 +231,7 @@ async fn a_user_without_access_to_the_engine_reads_what_to_do() {
     const NOBODY: u32 = 65534;
     let directory = tempfile::tempdir().expect("a directory");
     std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).expect("ours");
-    // Where nobody can get at it.
+    // A directory that the user `nobody` can access.
     let binary = directory.path().join("belljar");
     std::fs::copy(belljar_testkit::belljar(), &binary).expect("a copy");
     let installation = on.installation();
@@ -247,5 +247,5 @@ async fn a_user_without_access_to_the_engine_reads_what_to_do() {
         command.env(name, directory.path().join(below));
     }
     let said = failed(&command.output().expect("it starts"));
-    assert!(said.contains("you may not use it") && said.contains("usermod"), "{said}");
+    assert!(said.contains("you are not allowed to use it") && said.contains("usermod"), "{said}");
 }

@@ -1,4 +1,4 @@
-//! The rest of what is done with files: they grow, are copied, moved, found, watched and packed.
+//! Other operations on files: append, copy, move, find, watch and archive.
 
 use hyper::Method;
 use hyper::body::Bytes;
@@ -114,7 +114,7 @@ pub(crate) async fn file_changes_are_streamed_as_they_happen(on: Backend) {
     ] {
         assert!(seen.contains(&told.to_owned()), "no {told} in {seen:?}");
     }
-    // What is written from outside is told too, under its own name.
+    // Writes through the API are reported too, under the file's own name.
     put(&session, "w/new/sent", "x").await.json(200);
     while changed(&watch.until("change").await) != "created new/sent" {}
     session.shell("rm -r w").await;
@@ -142,7 +142,7 @@ pub(crate) async fn directories_travel_as_archives(on: Backend) {
         let back = put(&session, &query, archive.body.clone()).await.json(200);
         assert_eq!((&back["path"], &back["skipped"]), (&json!(there), &json!(0)));
         assert_eq!(tree(&there).await, tree("t").await, "{format}");
-        // What is no archive, or half of one, is said so.
+        // Content that is no archive, or half of one, is refused.
         let half = archive.body.slice(..archive.body.len() / 2);
         for broken in [Bytes::from_static(b"no archive at all, only some words"), half] {
             let refused = put(&session, &format!("broken?archive={format}"), broken).await;
@@ -152,7 +152,7 @@ pub(crate) async fn directories_travel_as_archives(on: Backend) {
     get(&session, "none?archive=tar").await.error(404, "file_not_found");
     get(&session, "t/run?archive=tar").await.error(409, "not_a_directory");
     put(&session, "t/run?archive=tar", "x").await.error(409, "exists");
-    // One that nobody reads to its end is no trouble, and neither are several at once.
+    // Downloads that the client abandons do no harm, nor do several at once.
     session.shell("head -c 20000000 /dev/urandom > t/large").await;
     for _ in 0..3 {
         let path = session.path("/files/t?archive=tar");

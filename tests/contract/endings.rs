@@ -1,4 +1,4 @@
-//! How kernels and whole sandboxes end that did not mean to, and what is said of it.
+//! Kernels and whole sandboxes that end unexpectedly, and how that is reported.
 
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ pub(crate) async fn a_kernel_that_dies_is_said_to_have_died(on: Backend) {
     assert_eq!(session.python("x").await["error"]["name"], "NameError");
     let fault = session.python("import ctypes; ctypes.string_at(1)").await;
     assert_eq!(status_and_kernel(&fault), ("crashed", "lost"), "{fault:#}");
-    // One that dies while nobody looks: whoever comes next is told.
+    // A kernel that dies while it is idle: the next request reports it.
     session.python("y = 1").await;
     let pid = session.printed("import os; print(os.getpid())").await;
     session.shell(&format!("kill -9 {pid}")).await;
@@ -34,8 +34,8 @@ pub(crate) async fn a_kernel_that_dies_is_said_to_have_died(on: Backend) {
     assert_eq!(session.show().await["state"], "ready");
 }
 
-/// Where sandboxes share the machine's kernel, one process of theirs is killed. A kernel of their
-/// own is killed as a whole, and what ran in it with it.
+/// Sandboxes that share the host's Linux kernel lose one process. A sandbox with its own Linux
+/// kernel (gVisor) is killed as a whole, with everything that ran in it.
 pub(crate) async fn memory_is_limited(on: Backend) {
     let (site, server, session) = on.session(json!({"limits": {"memory": "128M"}})).await;
     session.python("x = 1").await;
@@ -59,7 +59,7 @@ pub(crate) async fn memory_is_limited(on: Backend) {
 }
 
 pub(crate) async fn a_fork_bomb_is_contained(on: Backend) {
-    // A kernel of its own has threads of its own, which count.
+    // Threads of gVisor itself count towards the limit.
     let (_site, server, session) = on.session(json!({"limits": {"pids": 128}})).await;
     let bystander = server.session().await;
     let bomb = "import os\n\
@@ -73,7 +73,7 @@ pub(crate) async fn a_fork_bomb_is_contained(on: Backend) {
                 assert started < 128";
     let ask = json!({"command": ["python3", "-c", bomb], "timeout": 20});
     let result = session.exec(ask).await.json(200);
-    // Where the sandbox has a kernel of its own, that may be what the limit stops.
+    // In gVisor, the limit may stop gVisor itself.
     if on != Backend::Runsc || result["status"] == "ok" {
         assert_eq!(
             (&result["status"], &result["stdout"]),
@@ -105,7 +105,7 @@ pub(crate) async fn an_end_behind_our_back_is_noticed(on: Backend) {
 
     let next = server.post("/v1/sessions", json!({"key": "k"})).await.json(201);
     assert_eq!(next["replaced"], json!({"id": session.id, "because": "its sandbox ended"}));
-    // One that nobody was using is found dead just the same, however gently it was ended.
+    // The end of an idle sandbox is detected too, even if it was stopped gently.
     let next = Session::of(&server, text(&next["id"]));
     if on.is_container() {
         docker(&["stop", "--time", "0", &container_of(&next)]);

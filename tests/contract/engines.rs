@@ -1,5 +1,5 @@
-//! An engine that is killed, restarted or full while sessions run: one of our own, never the
-//! machine's.
+//! A container engine that is killed, restarted or out of disk space while sessions run. The tests
+//! start their own engine and never touch the machine's.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ const SIGKILL: i32 = 9;
 const SIGSTOP: i32 = 19;
 const SIGCONT: i32 = 18;
 
-/// A `dockerd` with everything its own, and the image without Python in it. Gone when dropped.
+/// A `dockerd` that shares nothing with the machine's, and has the image without Python. Removed on drop.
 struct Engine {
     directory: TempDir,
     live_restore: bool,
@@ -37,7 +37,7 @@ impl Engine {
         engine
     }
 
-    /// One whose disk has this size.
+    /// An engine whose disk has this size.
     fn on_a_small_disk(size: &str) -> Engine {
         let directory = tempfile::tempdir().expect("a directory");
         let data = directory.path().join("data");
@@ -72,7 +72,7 @@ impl Engine {
                 format!("--host={}", self.host()),
             ])
             .args(["--bridge=none", "--iptables=false", "--ip6tables=false", "--group="])
-            // Should it use a containerd that others use too.
+            // Separate namespaces, in case the daemon uses a containerd that others use too.
             .args([
                 "--containerd-namespace=belljar-test",
                 "--containerd-plugins-namespace=belljar-test-plugins",
@@ -120,7 +120,7 @@ impl Engine {
         String::from_utf8_lossy(&listed.stdout).lines().count()
     }
 
-    /// Ends the daemon, and waits for that.
+    /// Ends the daemon, and waits until it has exited.
     fn end(&mut self, signal: i32) {
         let Some(mut daemon) = self.daemon.take() else { return };
         let _ = process::signal(daemon.id(), signal);
@@ -131,8 +131,8 @@ impl Engine {
             }
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
-        // One that was killed left these behind, with numbers of processes that nobody may have
-        // reaped yet; it would wait for them for ever.
+        // A killed daemon leaves these files, with process ids. Those processes may not have been
+        // reaped yet, and the next daemon would wait for them forever.
         for left in ["pid", "exec/containerd/containerd.pid"] {
             let _ = fs::remove_file(self.path(left));
         }
@@ -140,7 +140,7 @@ impl Engine {
 
     async fn serve(&self) -> (BackendSite, Server) {
         let installation = Backend::Docker.installation().env("DOCKER_HOST", &self.host());
-        // Its containers go with the engine.
+        // `Native`, because the containers are removed with this engine, not with the site.
         let site = BackendSite::of(Backend::Native, installation.env("SANDBOX_IMAGE", SHELL_IMAGE));
         let server = site.serve().await;
         (site, server)
@@ -159,7 +159,7 @@ impl Drop for Engine {
         }
         self.live_restore = false;
         self.end(SIGTERM);
-        // What a daemon mounts it does not always unmount; the last first.
+        // A daemon does not always unmount what it mounted. The last mount is unmounted first.
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let mounts = table.lines().filter_map(|line| line.split(' ').nth(4)).rev();
         for mounted in mounts.filter(|path| Path::new(path).starts_with(self.directory.path())) {
@@ -169,7 +169,7 @@ impl Drop for Engine {
     }
 }
 
-/// Only root can start one; it is there where the other tests of containers are.
+/// Only root can start an engine. `dockerd` is installed where the other container tests run.
 fn can_start_one() -> bool {
     if !privileges::is_root() {
         belljar_testkit::skip::record("only root can start a container engine");
@@ -195,7 +195,7 @@ async fn sessions_outlive_an_engine_that_lets_them() {
     bash(&session, "x=kept").await;
     for signal in [SIGTERM, SIGKILL] {
         engine.end(signal);
-        // Nobody needs it to go on.
+        // Running sessions do not need the engine.
         assert_eq!(bash(&session, "echo $x").await, "kept\n");
         assert_eq!(session.shell("echo beside").await["stdout"], "beside\n");
         let refused = server.post("/v1/sessions", json!({})).await;
@@ -218,7 +218,7 @@ async fn sessions_outlive_an_engine_that_lets_them() {
     eventually("nothing is left", async || engine.containers() == 0).await;
 }
 
-/// Goes on when it is dropped.
+/// A stopped process, which continues on drop.
 struct Stopped(u32);
 
 impl Stopped {
@@ -249,10 +249,10 @@ async fn an_engine_that_hangs_later_is_soon_said_to() {
     let message = refused.error(503, "engine_unreachable");
     assert!(message.contains("has not answered for"), "{message}");
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
-    // Nobody needs it to go on.
+    // Running sessions do not need the engine.
     assert_eq!(bash(&session, "echo $x").await, "kept\n");
     drop(stopped);
-    // What it was asked for and makes now is not left behind.
+    // The container of the earlier request, which the engine creates only now, is removed.
     server.session().await.stop().await;
     eventually("only the first is left", async || engine.containers() == 1).await;
     assert_eq!(bash(&session, "echo $x").await, "kept\n");
@@ -310,7 +310,7 @@ async fn an_engine_without_room_says_so() {
     let (_site, server) = engine.serve().await;
     let session = server.session().await;
     bash(&session, "x=kept").await;
-    // As much as there is room for.
+    // Fills the disk completely.
     let filler = engine.path("data/filler");
     let _ = fs::write(&filler, vec![0; 64 << 20]);
     let message = server.post("/v1/sessions", json!({})).await.error(507, "out_of_space");

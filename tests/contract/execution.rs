@@ -1,4 +1,4 @@
-//! Code and commands: what they leave, what they say, how long they may.
+//! Code and commands: the state they keep, their output, and their time limits.
 
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,7 @@ pub(crate) async fn a_shell_remembers(on: Backend) {
     let late = session.exec(late).await.json(200);
     assert_eq!((&late["status"], &late["kernel_state"]), (&json!("timeout"), &json!("kept")));
     assert_eq!(bash("echo $colour").await["stdout"], "blue\n");
-    // Beside it a Python that is busy.
+    // The shell works while a Python kernel is busy.
     let held = session.hold("held").await;
     assert_eq!(bash("echo $colour").await["stdout"], "blue\n");
     session.release().await;
@@ -116,7 +116,7 @@ pub(crate) async fn time_is_limited_and_code_is_interrupted(on: Backend) {
     interrupt("s").await;
     assert_eq!(sleeping.result().await["status"], "interrupted");
     assert_eq!(value(&session.python("x").await), "'kept'");
-    // One that takes no notice loses its kernel, and says so.
+    // Code that ignores the interrupt loses its kernel, and the result reports that.
     let deaf = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass";
     let deaf = session.exec(json!({"code": deaf, "timeout": 0.5})).await.json(200);
     assert_eq!((&deaf["status"], &deaf["kernel_state"]), (&json!("timeout"), &json!("lost")));
@@ -141,7 +141,7 @@ pub(crate) async fn output_is_streamed_and_bounded(on: Backend) {
     assert_eq!(printed(&rest, "stdout"), "second\n");
     let done = rest.last().expect("an end");
     assert_eq!((done.name.as_str(), &done.data["status"]), ("done", &json!("ok")), "{done:?}");
-    // Whoever comes later gets the same, from any position.
+    // A later reader gets the same output, from any position.
     let path = session.path("/execs/live/events?offset=6");
     assert_eq!(printed(&server.follow(&path).await.rest().await, "stdout"), "second\n");
 
@@ -155,7 +155,7 @@ pub(crate) async fn output_is_streamed_and_bounded(on: Backend) {
     assert_eq!(much["dropped"]["stdout_bytes"], 20_000_000 - (1 << 20));
 }
 
-/// After the first kernel, which may have to import what is preloaded, others take a moment.
+/// The first kernel may have to import the preloaded modules. Later kernels start fast.
 pub(crate) async fn a_second_kernel_is_forked(on: Backend) {
     let site =
         on.site(&[("BELLJAR_PRELOAD", "json decimal unittest.mock asyncio xml.dom.minidom")]);
@@ -179,7 +179,7 @@ pub(crate) async fn a_second_kernel_is_forked(on: Backend) {
         assert_eq!(next["status"], "ok", "{next:#}");
         fastest = fastest.min(begun.elapsed());
     }
-    // Executed, the interpreter and these imports take several times as long.
+    // Executing the interpreter and importing these modules would take several times as long.
     assert!(
         fastest < Duration::from_millis(if on == Backend::Runsc { 600 } else { 250 }),
         "{fastest:?}"

@@ -53,7 +53,7 @@ pub(crate) async fn files_go_both_ways(on: Backend) {
     put(&session, "/files//usr/x", "x").await.error(409, "not_permitted_inside");
     for outside in ["/etc/shadow", "../etc/shadow", "/proc/1/root/etc/shadow"] {
         let answer = get(&session, &format!("/files/{outside}")).await;
-        // Backends differ in what there is at these paths inside.
+        // Backends differ in what exists at these paths inside.
         assert!(answer.status == 404 || answer.status == 409, "{outside}: {answer}");
     }
     server.delete(&session.path("/files/notes")).await.error(409, "not_empty");
@@ -96,7 +96,7 @@ pub(crate) async fn files_on_disk_survive(on: Backend) {
         session.printed("open('/session/d/kept', 'a').write('!'); print('os' in globals())").await,
         "False\n"
     );
-    // Whatever ends the sandbox.
+    // Files are kept, however the sandbox ends.
     site.end_behind_our_back(&session);
     session.becomes("failed").await;
     server.post(&session.path("/start"), json!({})).await.json(200);
@@ -139,7 +139,7 @@ pub(crate) async fn datasets_go_in(on: Backend) {
         session.printed("print(open('/session/data/staged.csv').read(), end='')").await,
         TABLE
     );
-    // Large enough to come in several pieces.
+    // Large enough to be sent in several pieces.
     let large = TABLE.repeat(200_000);
     put(&session, "/datasets/large.csv", large.clone()).await.json(200);
     let digest = "import hashlib; print(hashlib.sha256(open('/session/data/large.csv', 'rb').read()).hexdigest())";

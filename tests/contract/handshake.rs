@@ -1,5 +1,5 @@
-//! The handshake between the server and the guest of a container: no other process gets there, and one that does is not
-//! taken for the guest.
+//! The handshake between the server and the guest of a container: other processes cannot connect,
+//! and one that does is not taken for the guest.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -25,14 +25,14 @@ fn on() -> Option<Backend> {
     Backend::Docker.if_available()
 }
 
-/// Somebody who is at every door before the guest, and says what a guest would say.
+/// An attacker that connects to every socket before the guest does, and sends what a guest would send.
 struct Intruder {
     enough: Arc<AtomicBool>,
     task: std::thread::JoinHandle<Vec<Vec<u8>>>,
 }
 
 impl Intruder {
-    /// As the server's own user, whom no permission keeps out.
+    /// Runs as the server's own user, whom file permissions do not keep out.
     fn at(doors: PathBuf) -> Intruder {
         let enough = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&enough);
@@ -52,14 +52,14 @@ impl Intruder {
         Intruder { enough, task }
     }
 
-    /// What it was told on each of its connections.
+    /// What it received on each of its connections.
     fn leaves(self) -> Vec<Vec<u8>> {
         self.enough.store(true, Ordering::Relaxed);
         self.task.join().expect("it did not panic")
     }
 }
 
-/// Knocks as a guest does that has not spoken to anybody yet, and listens until it is sent away.
+/// Sends what a guest sends on its first connection, and reads until the connection is closed.
 fn converse(mut stream: UnixStream) -> Vec<u8> {
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
     let _ = stream.write_all(&[0; 32]);
@@ -80,13 +80,13 @@ async fn a_process_that_connects_before_the_guest_learns_nothing() {
     let heard = tokio::task::spawn_blocking(|| intruder.leaves()).await.expect("it ended");
     assert!(!heard.is_empty(), "nobody was there before the guest");
     assert!(heard.iter().all(Vec::is_empty), "{}", String::from_utf8_lossy(&heard.concat()));
-    // The guest has come: there is no door any more, not for code inside either.
+    // The guest is connected: the socket is gone, also for code inside.
     let [door] = &names(&doors)[..] else { panic!("not one door") };
     assert_eq!(names(&doors.join(door)), [""; 0]);
     let inside = "import os; print(os.path.exists('/run/belljar/host.sock'))";
     assert_eq!(session.printed(inside).await, "False\n");
 
-    // A server that takes over opens it again, and meets the same guest in spite of others.
+    // A server that takes over makes the socket again, and connects to the same guest despite the attacker.
     let installation = server.kill().await;
     let intruder = Intruder::at(doors);
     let server = installation.serve().await;
@@ -96,7 +96,7 @@ async fn a_process_that_connects_before_the_guest_learns_nothing() {
     assert!(heard.iter().all(Vec::is_empty), "{}", String::from_utf8_lossy(&heard.concat()));
 }
 
-/// The same as another user of the machine, who is kept out by permissions alone.
+/// The same attack by another user of the machine, whom only file permissions keep out.
 const OF_NOBODY: &str = r"
 import glob, os, socket, sys
 doors = sys.argv[1]
@@ -121,7 +121,7 @@ impl Drop for Running {
     }
 }
 
-/// Lets everybody in as far as `path`: what keeps them out then is ours.
+/// Opens `path` and its parents to every user. Then only the server's own permissions keep others out.
 fn open_up_to(path: &Path) {
     for directory in path.ancestors().take_while(|path| *path != std::env::temp_dir()) {
         if directory.starts_with(std::env::temp_dir()) {
@@ -163,7 +163,7 @@ async fn a_run_directory_that_is_not_ours_is_refused() {
     let Some(on) = on() else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let path = |name: &str| directory.path().join(name);
-    // As somebody would make it who knows our name for it.
+    // What an attacker who knows this name could prepare: a directory, and a link.
     fs::create_dir(path("theirs")).expect("a directory");
     chown(path("theirs"), Some(NOBODY), Some(NOBODY)).expect("root may");
     fs::create_dir(path("ours")).expect("a directory");
@@ -182,7 +182,7 @@ async fn a_run_directory_that_is_not_ours_is_refused() {
         }
     }
     assert_eq!(names(&path("ours")), [""; 0]);
-    // One that the operator chose for sockets is not changed, but must be private.
+    // A socket directory that the operator chose is not changed, but must be private.
     fs::set_permissions(path("ours"), fs::Permissions::from_mode(0o755)).expect("ours");
     let site = on.site(&[("BELLJAR_SOCKET_DIR", &path("ours").display().to_string())]);
     let output = site.installation.belljar(&["run", "-c", "1"]).output().expect("belljar starts");

@@ -1,4 +1,4 @@
-//! JavaScript and TypeScript, where there is a node; a clear word where there is none.
+//! JavaScript and TypeScript where Node.js is installed; a clear error where it is not.
 
 use serde_json::json;
 
@@ -11,7 +11,7 @@ pub(crate) async fn javascript_and_typescript_remember_or_say_what_is_missing(on
         session.exec(json!({"language": language, "code": code})).await.json(200)
     };
     if session.shell("command -v node").await["exit_code"] != 0 {
-        // The first to ask finds it out, the next is told at once.
+        // The first request finds out that Node.js is missing. The next request is refused at once.
         let missing = run("javascript", "1").await;
         let again = session.exec(json!({"language": "typescript", "code": "1"})).await;
         for reason in [text(&missing["reason"]), &again.error(409, "no_interpreter")] {
@@ -33,7 +33,7 @@ pub(crate) async fn javascript_and_typescript_remember_or_say_what_is_missing(on
     if typed["status"] == "ok" {
         assert_eq!(typed["results"][0]["data"]["text/plain"], "3", "{typed:#}");
     } else {
-        // An older node cannot read types, and that is said.
+        // An older Node.js cannot read types, and the error says so.
         assert!(typed.to_string().contains("TypeScript"), "{typed:#}");
     }
     assert_eq!(session.printed("print('python')").await, "python\n");

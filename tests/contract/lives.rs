@@ -1,4 +1,4 @@
-//! How sessions outlive servers, and what is left when they end.
+//! Sessions outlive servers, and leave nothing when they end.
 
 use serde_json::json;
 
@@ -48,7 +48,7 @@ pub(crate) async fn a_successor_goes_on(on: Backend) {
     assert_eq!(died["kernel_state"], "lost", "{died:#}");
     assert_eq!(session.printed("print('x' in globals())").await, "False\n");
 
-    // What ended while no server looked is reported.
+    // A sandbox that ended while no server ran is reported.
     let installation = server.kill().await;
     site.end_behind_our_back(&session);
     let server = installation.serve().await;
@@ -68,7 +68,7 @@ pub(crate) async fn a_session_from_the_pool_is_like_any_other(on: Backend) {
     let code = "import os; open('/session/kept', 'w').write('x'); print(os.environ['OWN'])";
     assert_eq!(session.printed(code).await, "yes\n");
     assert!(is_on_disk(&server.path("sessions").join(&session.id), "kept"));
-    // It is a session's now, and outlives the server; those that wait do not.
+    // This sandbox belongs to a session now, and outlives the server. Sandboxes that wait in the pool do not.
     eventually("the pool is full", is_full).await;
     let installation = server.kill().await;
     let server = installation.serve().await;
@@ -103,7 +103,7 @@ pub(crate) async fn a_stop_leaves_nothing(on: Backend) {
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let alive: Vec<String> = pids.map(command_line).filter(|line| daemons.contains(line)).collect();
     assert!(alive.is_empty(), "processes outlived their session: {alive:?}");
-    // Nor does one that many ask to stop at once.
+    // A session that several clients stop at once leaves nothing either.
     let session = server.session().await;
     let stops = (0..5).map(|_| {
         let session = session.clone();
@@ -118,7 +118,7 @@ pub(crate) async fn a_stop_leaves_nothing(on: Backend) {
 pub(crate) async fn a_session_sleeps_branches_and_goes_back(on: Backend) {
     let (site, server, session) = on.session(json!({"checkpoints": true})).await;
     if on == Backend::Runsc {
-        // It can pass no files in or out, and says so.
+        // gVisor cannot pass file descriptors to or from the host, so the request is refused.
         let refused = session.client.post(&session.path("/hibernate"), json!({})).await.json(501);
         assert_eq!(refused["error"]["code"], "not_with_this_runtime", "{refused:#}");
         let told = session.python("x = 1").await;
@@ -145,7 +145,7 @@ pub(crate) async fn a_session_sleeps_branches_and_goes_back(on: Backend) {
     server.terminate().await;
 }
 
-/// In a container the zygote is a process that anybody inside can kill. Natively there is none to be found.
+/// In a container the zygote is a process that code inside can kill. Native sandboxes have no visible zygote.
 pub(crate) async fn a_dead_zygote_stops_nothing(on: Backend) {
     if on == Backend::Runsc {
         belljar_testkit::skip!("kernels in gVisor have no zygote");
@@ -171,7 +171,7 @@ pub(crate) async fn a_dead_zygote_stops_nothing(on: Backend) {
         session.printed(kill).await;
         server = server.kill().await.serve().await;
     }
-    // The next kernel is forked from another.
+    // The next kernel is forked from another zygote.
     let session = Session::of(&server.client(), &session.id);
     assert_eq!(session.python("os._exit(3)").await["kernel_state"], "lost");
     assert_eq!(session.printed("x = 42; print(x)").await, "42\n");

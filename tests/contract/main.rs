@@ -1,5 +1,5 @@
-//! What every backend promises, asked of each: the same tests over HTTP, with real sandboxes made of
-//! namespaces, of containers, and of containers with a kernel of their own.
+//! What every backend guarantees: the same tests over HTTP, with real sandboxes made of namespaces,
+//! of containers, and of containers with gVisor.
 
 mod artifacts;
 mod attacks;

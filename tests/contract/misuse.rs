@@ -1,5 +1,5 @@
-//! Attacks on what sessions share with the server: the line over which a kernel is written down,
-//! terminals, volumes. What is tried here succeeds for nobody but the attacker's own session.
+//! Attacks on what sessions share with the server: the connection over which a kernel is
+//! snapshotted, terminals, volumes. Each attack affects only the attacker's own session.
 
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,10 @@ use belljar_testkit::session::Session;
 use belljar_testkit::terminal::{self, TerminalClient};
 use belljar_testkit::values::text;
 
-/// Another session is served while somebody misbehaves.
+/// The longest time that a request of another session may take during an attack.
 const UNDISTURBED: Duration = Duration::from_secs(5);
 
-/// What a kernel may say instead of the truth when it is asked to write itself down. Each replaces
-/// the function of the kernel that answers the host.
+/// False answers of a kernel to the request for a snapshot. Each replaces the kernel's function that answers the host.
 const LIES: [(&str, &str); 7] = [
     ("nothing", "line.recv(65536)"),
     ("garbage", "line.recv(65536); line.send(bytes(range(256)) * 64)"),
@@ -61,8 +60,8 @@ pub(crate) async fn a_lying_kernel_deceives_no_other_session(on: Backend) {
         let replaced = session.python(&replace).await;
         assert_eq!(replaced["status"], "ok", "{lie}: {replaced:#}");
         let answer = hibernate(&session).await;
-        // A picture that cannot be one is found out now, or when somebody wants it back: then the
-        // session has a fresh kernel, and says so.
+        // An invalid snapshot is detected now, or when the session wakes. In the second case the
+        // session has a fresh kernel, and the result reports that.
         if answer.status == 200 {
             let woken = session.exec(json!({"code": "print(6 * 7)"})).await.json(200);
             assert_eq!(woken["kernel_state"], "lost", "{lie}: {woken:#}");
@@ -80,7 +79,7 @@ pub(crate) async fn a_lying_kernel_deceives_no_other_session(on: Backend) {
         }
     }
     session.stop().await;
-    // Nothing of all that is kept, and nobody else is harmed.
+    // None of these snapshots is kept, and no other session is harmed.
     let slept = hibernate(&other).await;
     if on == Backend::Runsc {
         slept.error(501, "not_with_this_runtime");
@@ -91,7 +90,7 @@ pub(crate) async fn a_lying_kernel_deceives_no_other_session(on: Backend) {
     assert_eq!(other.printed("print(mine)").await, "42\n");
 }
 
-/// Takes a seat at a terminal with the client's key, or is told why not.
+/// Attaches to a terminal with the client's key, or returns the refusal.
 async fn sit(
     client: &Client,
     session: &Session,
@@ -113,7 +112,7 @@ async fn seated(client: &Client, session: &Session, query: &str) -> TerminalClie
     sit(client, session, query).await.expect("a terminal")
 }
 
-/// A terminal that prints without end to somebody who does not read.
+/// Terminals of other tenants, injected keys, too many terminals, and endless output to a client that does not read.
 pub(crate) async fn terminals_stay_within_their_session(on: Backend) {
     let installation = std::sync::Arc::new(on.installation());
     let keys =
@@ -121,13 +120,13 @@ pub(crate) async fn terminals_stay_within_their_session(on: Backend) {
     let site = BackendSite { backend: on, installation };
     let server = site.serve().await;
     let [one, two] = keys.map(|key| server.with_key(text(&key["secret"])));
-    // gVisor has threads of its own for every process, and ends a sandbox that has too many.
+    // gVisor has its own threads for every process, and ends a sandbox that has too many.
     let limits =
         if on == Backend::Runsc { json!({"memory": "1G", "pids": 1000}) } else { json!({}) };
     let session = one.session_with(json!({"limits": limits})).await;
     let victim = two.session_with(json!({})).await;
 
-    // Of another tenant's there is nothing to see, whatever its name.
+    // Terminals of another tenant cannot be seen, not even by their id.
     let mut terminal = seated(&two, &victim, "").await;
     terminal.until("$ ").await;
     let foreign = Session::of(&one, &victim.id);
@@ -142,7 +141,7 @@ pub(crate) async fn terminals_stay_within_their_session(on: Backend) {
         assert!([400, 404, 422].contains(&answer.status), "{name}: {answer}");
     }
 
-    // Keys that nobody pressed.
+    // Code cannot inject keys that were not typed.
     let mut own = seated(&one, &session, "").await;
     own.until("$ ").await;
     own.press("tty\n").await;
@@ -159,7 +158,7 @@ pub(crate) async fn terminals_stay_within_their_session(on: Backend) {
     );
     assert_eq!(session.printed(&inject).await, "[False, False, False]\n");
 
-    // No more of them than there may be.
+    // The number of terminals is limited.
     let mut seats = vec![own];
     let (status, body) = loop {
         assert!(seats.len() <= 64, "there is no end of terminals");
@@ -175,7 +174,7 @@ pub(crate) async fn terminals_stay_within_their_session(on: Backend) {
     }
     drop(seats);
 
-    // Output that nobody reads is held within bounds, and the others are served.
+    // Output that is not read is bounded, and other sessions are served.
     let before = server.rss();
     let flood = seated(&one, &session, "command=yes%20aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa").await;
     for round in 0..10 {
@@ -190,7 +189,7 @@ pub(crate) async fn terminals_stay_within_their_session(on: Backend) {
     drop(flood);
 }
 
-/// Whoever fills a volume decides what others find in it, and nothing about what they can do.
+/// The writer of a volume decides what others find in it, but not what they can do.
 pub(crate) async fn what_lies_in_a_volume_gives_no_rights(on: Backend) {
     let installation = std::sync::Arc::new(on.installation());
     let keys =
@@ -203,7 +202,7 @@ pub(crate) async fn what_lies_in_a_volume_gives_no_rights(on: Backend) {
     one.post("/v1/volumes", json!({"name": "shared", "size": "32M"})).await.json(201);
     let using = async |mode: &str| one.session_with(json!({"volumes": {"shared": mode}})).await;
     let (writer, reader) = (using("rw").await, using("ro").await);
-    // It is nobody else's.
+    // Another tenant cannot use, see or remove the volume.
     let stolen = two.post("/v1/sessions", json!({"volumes": {"shared": "ro"}})).await;
     stolen.error(404, "volume_not_found");
     two.get("/v1/volumes/shared").await.error(404, "volume_not_found");
@@ -241,7 +240,7 @@ pub(crate) async fn what_lies_in_a_volume_gives_no_rights(on: Backend) {
          print(open('data').read())";
     let expected = "None None None\n[]\nTrue\nNone None\nNone None None\nas it was\n";
     assert_eq!(reader.printed(look).await, expected);
-    // Nor does the server go where the links lead, neither to read nor to remove.
+    // The server does not follow these links either, neither to read nor to remove.
     let through_root = format!("root{}", canary.display());
     for name in ["canary", "up", &through_root, "pipe"] {
         let read = one.get(&reader.path(&format!("/files//volumes/shared/{name}"))).await;

@@ -1,4 +1,4 @@
-//! The way out: closed, or open to what is listed and to nothing else.
+//! Network access: none, or only to what the policy lists.
 
 use serde_json::json;
 
@@ -29,7 +29,7 @@ pub(crate) async fn only_listed_hosts_are_reached(on: Backend) {
     assert!(said.starts_with("403 belljar: "), "{said}");
     let said = fetched(&session, &listed.url(&format!("/to/{}", elsewhere.url("/")))).await;
     assert!(said.starts_with("403 belljar: "), "{said}");
-    // Around the proxy there is nothing.
+    // A direct connection, without the proxy, fails.
     let around = format!(
         "import socket\nprint(socket.socket().connect_ex(('127.0.0.2', {})) != 0)",
         listed.address.port()
@@ -39,7 +39,7 @@ pub(crate) async fn only_listed_hosts_are_reached(on: Backend) {
     let told = server.get(&session.path("/network")).await.json(200);
     assert_eq!((&told["reached"], &told["refused"]), (&json!(2), &json!(2)), "{told:#}");
 
-    // Without a policy there is no way out, and nothing that looks like one.
+    // Without a policy there is no network access, and no proxy.
     let closed = server.session().await;
     let look = "import os, socket\n\
         print([k for k in os.environ if 'proxy' in k.lower()])\n\

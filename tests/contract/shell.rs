@@ -1,4 +1,4 @@
-//! Commands and the shell that remembers, where programs behave as programs do.
+//! Commands, and the shell that keeps its state.
 
 use serde_json::json;
 
@@ -22,7 +22,7 @@ pub(crate) async fn heredocs_and_much_output_come_through(on: Backend) {
         assert!(numbers.eq(1..=1_000_000), "something is missing");
         assert_eq!(result["dropped"]["stdout_bytes"], 0, "{:?}", result["dropped"]);
     }
-    // Without asking for so much it is cut, and that is counted.
+    // With the default limit the output is cut, and the dropped bytes are counted.
     let cut = session.shell(lines).await;
     assert_eq!(cut["dropped"]["stdout_bytes"], 10_000_000 - (1 << 20));
 }
@@ -36,7 +36,7 @@ pub(crate) async fn a_command_has_its_input_environment_and_user(on: Backend) {
     let large = "x".repeat(5_000_000);
     let counted = exec(json!({"command": ["wc", "-c"], "stdin": large, "user": 1000})).await;
     assert_eq!(counted.json(200)["stdout"], "5000000\n");
-    // One that does not read is not held up by what it was given.
+    // A command that does not read its input is not blocked by it.
     assert_eq!(exec(json!({"command": "true", "stdin": large})).await.json(200)["status"], "ok");
     let late = json!({"command": "sleep 5", "timeout": 0.3, "stdin": "x"});
     let late = exec(late).await.json(200);
@@ -90,14 +90,14 @@ pub(crate) async fn output_of_background_jobs_comes_later(on: Backend) {
     assert_eq!(session.exec_info("behind").await["result"]["stdout"], "one\ntwo\n");
 }
 
-/// One in a session of its own, one that forked twice, one that hears no signals.
+/// Daemons: some have their own session, one has forked twice, one ignores signals.
 const FAMILIES: &str = "setsid sleep 7001 & (setsid sleep 7002 &) ; (trap '' INT TERM HUP; sleep 7003 &) ; \
     python3 -c 'import os, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0: os.execvp(\"sleep\", [\"sleep\", \"7004\"])\n os._exit(0)' ; \
     nohup sleep 7005 >/dev/null 2>&1 & disown; echo all; sleep 7006";
 
-/// Whatever a command has started ends with it: what left its group, its session and its parents.
+/// All processes that a command started end with it, even those that left its group, its session or its parents.
 pub(crate) async fn stopped_by_its_id_a_command_takes_its_daemons_along(on: Backend) {
-    // gVisor has threads of its own for every process, and ends a sandbox that has too many.
+    // gVisor has its own threads for every process, and ends a sandbox that has too many.
     let limits = if on == Backend::Runsc { json!({"pids": 1000}) } else { json!({}) };
     let (_site, server, session) = on.session(json!({"limits": limits})).await;
     let count = async || {

@@ -1,4 +1,4 @@
-//! Terminals: a shell that people type at, left and found again.
+//! Terminals: interactive shells that clients leave and attach to again.
 
 use serde_json::{Value, json};
 
@@ -23,14 +23,13 @@ pub(crate) async fn a_terminal_echoes_resizes_and_ends(on: Backend) {
     assert!(shown.contains("11 66\r\nxterm-256color session\r\n1000\r\n"), "{shown}");
     assert!(shown.contains("/dev/pts/"), "{shown}");
     if on == Backend::Runsc {
-        // The terminals of the gVisor that is tested with send no signals: what is typed and printed
-        // goes both ways, and that is all.
+        // Terminals of the tested gVisor version send no signals, so only input and output are tested.
         terminal.press("exit 7\n").await;
         assert_eq!(terminal.end().await["exit_code"], 7);
         return;
     }
-    // State is kept, job control works, and Ctrl-C ends the program and not the shell.
-    // Said by the program itself: the terminal is its own by then.
+    // State is kept, job control works, and Ctrl-C ends the program but not the shell. The program
+    // itself prints `begun`: by then it is in the foreground of the terminal.
     terminal.press("x=5; sh -c 'echo be\"\"gun; exec sleep 1000'\n").await;
     terminal.until("begun\r\n").await;
     terminal.press([3]).await;
@@ -46,7 +45,7 @@ pub(crate) async fn a_terminal_echoes_resizes_and_ends(on: Backend) {
     let end = terminal.end().await;
     assert_eq!((&end["type"], &end["exit_code"]), (&json!("exit"), &json!(7)), "{end}");
 
-    // A program, and what cannot be.
+    // A command instead of a shell, and requests that are refused.
     let command = "command=echo%20%24TERM%3B%20pwd%3B%20kill%20-9%20%24%24&cwd=/tmp&term=vt100";
     let mut terminal = TerminalClient::take(&server.client(), &session, command).await;
     let end = terminal.end().await;
@@ -64,7 +63,7 @@ pub(crate) async fn a_terminal_is_left_and_found_again(on: Backend) {
     first.press("x=kept; for i in $(seq 200); do echo li''ne $i; done\n").await;
     first.until("line 200\r\n").await;
     let (id, position) = (first.id.clone(), first.position);
-    // Two at one terminal see the same, and a second terminal is another one.
+    // Two clients of one terminal see the same output. A second terminal has its own state.
     let mut second = TerminalClient::take(&client, &session, &format!("terminal={id}")).await;
     let before = second.until("line 200\r\n").await;
     assert!(before.contains("line 1\r\nline 2\r\n"), "{before}");
@@ -76,7 +75,7 @@ pub(crate) async fn a_terminal_is_left_and_found_again(on: Backend) {
     other.press("echo \"[$x]\"\n").await;
     other.until("[]\r\n").await;
     drop((first, second, other));
-    // It goes on while nobody is there; who comes back gets what he has not seen.
+    // The terminal continues without clients. A client that comes back gets the output that it missed.
     let nobody = async || terminals(&server, &session).await[0]["attached"] == 0;
     eventually("nobody is attached", nobody).await;
     let query = format!("terminal={id}&offset={position}");
@@ -88,7 +87,7 @@ pub(crate) async fn a_terminal_is_left_and_found_again(on: Backend) {
     drop(back);
     let mut back = TerminalClient::take(&client, &session, &format!("terminal={id}")).await;
     back.until("later\r\n").await;
-    // Much output comes whole, and keys overtake what nobody reads.
+    // Large output arrives complete, and keys are not delayed by output that is not read.
     back.press("seq -f '%09.0f' 20000; echo al''l\n").await;
     let numbers = back.until("all\r\n").await;
     assert!(numbers.contains("000019999\r\n000020000\r\n"), "{}", numbers.len());
@@ -99,7 +98,7 @@ pub(crate) async fn a_terminal_is_left_and_found_again(on: Backend) {
     assert_eq!(terminals(&server, &session).await.len(), 1);
 }
 
-/// A terminal belongs to the sandbox: a server that comes back finds it.
+/// A terminal belongs to the sandbox: a server that starts again finds it.
 pub(crate) async fn a_terminal_outlives_the_server(on: Backend) {
     let (site, server, session) = on.session(json!({})).await;
     let mut terminal = TerminalClient::take(&server.client(), &session, "").await;

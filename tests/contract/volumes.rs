@@ -1,4 +1,4 @@
-//! Volumes: shared by sessions, kept apart by mode, bounded, and there when everything else is gone.
+//! Volumes: shared by sessions, read-only or writable, bounded, and kept after sessions and servers end.
 
 use std::fs;
 use std::time::Duration;
@@ -20,7 +20,7 @@ async fn using(server: &Server, volumes: Value) -> Session {
     server.session_with(json!({"volumes": volumes})).await
 }
 
-/// What a cell prints that tries something: `done`, or the name of the error.
+/// Code that tries something and prints `done`, or the name of the error.
 fn attempt(code: &str) -> String {
     format!(
         "import errno, os\n\
@@ -47,7 +47,7 @@ pub(crate) async fn volumes_are_shared(on: Backend) {
                 open('/volumes/shared/d/a', 'w').write('one')\n\
                 os.chmod('/volumes/shared/d/a', 0o600)";
     assert_eq!(one.printed(code).await, "");
-    // What somebody keeps to himself is kept to the user they all are.
+    // Private files are open to all sessions of the volume, because all run as the same user.
     let code = "open('/volumes/shared/d/a', 'a').write(' two')\n\
                 s = os.stat('/volumes/shared/d/a'); print(s.st_uid == os.getuid(), s.st_gid == os.getgid())";
     assert_eq!(two.printed(code).await, "True True\n");
@@ -67,13 +67,13 @@ pub(crate) async fn volumes_are_shared(on: Backend) {
         let said = reader.printed(&attempt(change)).await;
         assert!(["EROFS\n", "EACCES\n"].contains(&said.as_str()), "{change}: {said}");
     }
-    // A volume is all there is.
+    // Nothing can be created beside the volumes.
     for elsewhere in ["open('/volumes/file', 'w')", "os.mkdir('/volumes/more')"] {
         let said = one.printed(&attempt(elsewhere)).await;
         assert!(["EROFS\n", "EACCES\n"].contains(&said.as_str()), "{elsewhere}: {said}");
     }
 
-    // As files of the session, by the API.
+    // The file API reads the volume too.
     let read = server.get(&one.path("/files//volumes/shared/d/a")).await;
     assert_eq!((read.status, read.text(200).as_str()), (200, "one two"));
     let told = one.show().await;
@@ -116,7 +116,7 @@ pub(crate) async fn a_full_volume_refuses(on: Backend) {
     let full = server.get("/v1/volumes/small").await.json(200);
     assert!(full["used"].as_u64().is_some_and(|used| used >= 3 << 20), "{full:#}");
     assert_eq!((&full["size"], &full["files"]), (&json!(4 << 20), &json!(1)));
-    // Many small files are bounded as well, and what is removed makes room.
+    // The number of files is limited too, and removing a file makes room.
     let many = attempt("[open(f'/volumes/small/{n}', 'w').close() for n in range(100000)]");
     assert_eq!(session.printed(&many).await, "ENOSPC\n");
     assert_eq!(session.printed(&attempt("os.remove('/volumes/small/large')")).await, "done\n");
@@ -136,7 +136,7 @@ pub(crate) async fn volumes_outlive_everything(on: Backend) {
     let second = using(&server, json!({"kept": "ro"})).await;
     assert_eq!(second.printed("print(open('/volumes/kept/a').read())").await, "kept\n");
 
-    // Killed, the server still knows who uses what.
+    // A server that was killed and started again still knows which sessions use the volume.
     let installation = server.kill().await;
     let server = installation.serve().await;
     let told = server.get("/v1/volumes/kept").await.json(200);
@@ -145,7 +145,7 @@ pub(crate) async fn volumes_outlive_everything(on: Backend) {
     assert!(refused.contains(&second.id), "{refused}");
     let second = Session::of(&server.client(), &second.id);
     assert_eq!(second.printed("print(open('/volumes/kept/a').read())").await, "kept\n");
-    // Beside one that an earlier server made, which has it mounted still.
+    // A new session uses the volume together with one of an earlier server, which still has it mounted.
     let third = using(&server, json!({"kept": "rw"})).await;
     third.python("open('/volumes/kept/b', 'w').write('third')").await;
     assert_eq!(second.printed("print(open('/volumes/kept/b').read())").await, "third\n");
@@ -153,7 +153,7 @@ pub(crate) async fn volumes_outlive_everything(on: Backend) {
     third.stop().await;
     site.has_no_traces().await;
 
-    // Without a server and without sessions.
+    // Files are kept when all sessions and the server have ended.
     server.terminate().await;
     let server = site.serve().await;
     let run = json!({"code": "print(open('/volumes/kept/b').read())", "volumes": {"kept": "ro"}});
@@ -173,7 +173,7 @@ fn site_owner(server: &Server) -> String {
     names(&server.path("volumes")).into_iter().next().expect("a directory of the server's own")
 }
 
-/// Whether a block device shows a file of ours.
+/// Whether a block device is backed by a file of this installation.
 fn shown_by_devices(installation: &str) -> bool {
     let Ok(devices) = fs::read_dir("/sys/block") else { return false };
     devices.flatten().any(|device| {

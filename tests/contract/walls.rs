@@ -28,8 +28,8 @@ pub(crate) async fn nothing_of_the_host_is_seen(on: Backend) {
         env!("CARGO_MANIFEST_DIR")
     );
     assert_eq!(session.printed(&ask).await, "False False\n[]\nbelljar True\n");
-    // The guest, which talks to the host, is closed to code beside it. gVisor closes nobody to the
-    // same user; there the wall is around all of it.
+    // Code in the sandbox cannot read the guest, which talks to the host. gVisor does not protect a
+    // process from the same user; there the boundary is around the whole sandbox.
     for closed in ["mem", "environ", "maps", "fd/0"] {
         if on == Backend::Runsc {
             continue;
@@ -75,7 +75,7 @@ pub(crate) async fn no_process_gains_rights(on: Backend) {
     assert_eq!(session.printed(writes).await, "[]\n[]\n");
 }
 
-/// Each refused with an error, or by the end of whoever tried.
+/// Each call fails with an error, or kills the calling process.
 pub(crate) async fn system_calls_are_refused(on: Backend) {
     let (_site, _server, session) = on.session(json!({})).await;
     let tries = "import ctypes, os, signal, socket\n\
@@ -114,7 +114,7 @@ pub(crate) async fn system_calls_are_refused(on: Backend) {
          print(succeeded)";
     assert_eq!(session.printed(tries).await, "[]\n");
     if cfg!(target_arch = "x86_64") {
-        // getpid by the door of 32-bit programs: mov eax, 20; int 0x80; ret.
+        // getpid by the system call interface of 32-bit programs: mov eax, 20; int 0x80; ret.
         let int80 = "import ctypes, mmap, os\n\
              code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)\n\
              code.write(b'\\xb8\\x14\\x00\\x00\\x00\\xcd\\x80\\xc3')\n\
@@ -128,7 +128,7 @@ pub(crate) async fn system_calls_are_refused(on: Backend) {
     assert_ne!(namespace["exit_code"], 0, "{namespace:#}");
 }
 
-/// The limits are tried, and a server that insists on them starts.
+/// The limits are tested, and a server with BELLJAR_STRICT starts.
 pub(crate) async fn limits_hold(on: Backend) {
     let installation: Installation = on.installation().env("BELLJAR_STRICT", "1");
     std::fs::remove_file(installation.scratch().run_dir().join("selftest.json"))
@@ -159,7 +159,7 @@ pub(crate) async fn tenants_are_apart(on: Backend) {
     foreign.exec(json!({"code": "1"})).await.error(404, "session_not_found");
     two.get(&foreign.path("/files/mine")).await.error(404, "session_not_found");
     two.delete(&foreign.path("")).await.error(404, "session_not_found");
-    // A process of one is nothing to the other, not even by its number outside.
+    // A session cannot signal processes of another one.
     let held = first.hold("held").await;
     second.shell("kill -9 -1; true").await;
     first.release().await;

@@ -44,7 +44,7 @@ fn one_spec_gives_a_native_and_a_docker_image() {
         docker(&["rmi", name]);
     }
 
-    // The same again is the same, byte for byte, and so nothing is kept twice.
+    // A second build gives the same layers, byte for byte, so nothing is stored twice.
     let again = call_with_certificates(&context, &[&build[..], &["--no-docker"]].concat());
     assert_eq!(again.code, Some(0), "{again}");
     let second = context.call(["image", "show", name, "--json"]).json();

@@ -1,4 +1,4 @@
-//! What the tests share: images that take a while to make, made once, and small ones made here.
+//! Images for the tests: large ones, which are made once and shared, and small ones.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use belljar_testkit::command::{Finished, TestContext};
 
-/// Debian with Python and numpy, built by ourselves.
+/// Debian with Python and numpy, built by these tests.
 pub(crate) const BASE: &str = "belljar-test/base:latest";
 
-/// What that is built on; it has a shell and no Python.
+/// The base of that image. It has a shell and no Python.
 pub(crate) const BARE: &str = "debian:bookworm";
 
 const BASE_SPEC: &str = r#"
@@ -18,7 +18,7 @@ apt = ["python3", "python3-venv", "python3-numpy"]
 preload = ["numpy"]
 "#;
 
-/// The store with both, shared by all tests and kept between runs.
+/// The home directory with both images, shared by all tests and kept between runs.
 pub(crate) fn shared_home() -> PathBuf {
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("images");
     fs::create_dir_all(&home).expect("a directory");
@@ -37,19 +37,19 @@ pub(crate) fn shared_home() -> PathBuf {
     home
 }
 
-/// A context that has these images.
+/// A context with the shared images.
 pub(crate) fn with_shared_images() -> TestContext {
     TestContext::new().env("BELLJAR_HOME", shared_home().to_str().expect("text"))
 }
 
-/// A context with a store of its own.
+/// A context with its own image store.
 pub(crate) fn with_own_store() -> TestContext {
     let context = TestContext::new();
     let home = context.path("home").display().to_string();
     context.env("BELLJAR_HOME", &home)
 }
 
-/// Building needs to know whom this machine trusts, which tests otherwise keep from it.
+/// Builds need this machine's certificates, package index and proxies, which other tests do not get.
 pub(crate) fn call_with_certificates(context: &TestContext, args: &[&str]) -> Finished {
     let mut command = context.belljar(args);
     for name in ["SSL_CERT_FILE", "PIP_INDEX_URL", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"] {
@@ -84,7 +84,7 @@ pub(crate) fn digest(bytes: &[u8]) -> String {
     format!("sha256:{hex}")
 }
 
-/// An image of one layer: its layer as it travels, its configuration and its manifest.
+/// An image with one layer: the layer as it is transferred, the configuration and the manifest.
 pub(crate) struct Small {
     pub(crate) layer: Vec<u8>,
     pub(crate) config: Vec<u8>,
@@ -120,7 +120,7 @@ impl Small {
     }
 }
 
-/// This machine, as images call it.
+/// The architecture of this machine, by its name in images.
 pub(crate) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

@@ -1,9 +1,9 @@
-//! Images and packages whose Python is an attacker: their code runs when an image is loaded, before
-//! any session asks for it, and must find there no more than a sandbox has.
+//! Images and packages with hostile Python code. The code runs when an image is loaded, before any
+//! session asks for it, and must not reach more than code in a sandbox does.
 //!
-//! The payload (`hostile/payload.py`) gets itself run in every way there is and remembers what it
-//! reached; kernels begin with the memory of the interpreter that was loaded, so a later session reads
-//! it out.
+//! The payload (`hostile/payload.py`) makes Python run it in every possible way, and records what
+//! it reached. Kernels start with the memory of the loaded interpreter, so a later session reads
+//! that record.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ use belljar_testkit::wait::eventually_blocking;
 
 const IMAGE: &str = "belljar-test/hostile:latest";
 
-/// `hostile/make.py WHAT`, into a directory of the context.
+/// Runs `hostile/make.py WHAT`, which writes to a directory of the context.
 fn make(context: &TestContext, what: &str, host: &AttackHost) -> String {
     let told = |key: &str| {
         let found = host.env.iter().find(|(name, _)| name == key);
@@ -45,14 +45,15 @@ fn make(context: &TestContext, what: &str, host: &AttackHost) -> String {
     String::from_utf8_lossy(&made.stdout).trim().to_owned()
 }
 
-/// A server with a session that has a secret and a program of its own, and the mark of the latter.
+/// A server with a victim session, which has a secret and a running program, and the mark by which
+/// that program is recognised.
 fn with_victim(home: &Path, host: &AttackHost) -> (CliServer, String) {
     let served = CliServer::on_tcp_with(&[
         ("BELLJAR_HOME", home.to_str().expect("text")),
         ("BELLJAR_BACKEND", "native"),
         ("BELLJAR_IMAGES", "belljar-test/*"),
         ("BELLJAR_PRELOAD", "hostile_preloaded"),
-        // The sessions below are to be made when they are asked for.
+        // No pool: the sessions below are to be created on request.
         ("BELLJAR_POOL", "0"),
     ]);
     let mark = format!("victim-{}", &host.canary[..12]);
@@ -66,8 +67,8 @@ fn with_victim(home: &Path, host: &AttackHost) -> (CliServer, String) {
     (served, mark)
 }
 
-/// What the payload found in the interpreter whose memory the kernel of a session of `image` began
-/// with, and the session.
+/// What the payload found in the loaded interpreter, and a session of `image` whose kernel started
+/// with that interpreter's memory.
 fn found_while_loading(served: &CliServer, image: &[&str]) -> (Vec<Value>, String) {
     let code = "import json, sys; print(json.dumps(getattr(sys, 'hostile', [])))";
     let mut found = Vec::new();
@@ -80,8 +81,8 @@ fn found_while_loading(served: &CliServer, image: &[&str]) -> (Vec<Value>, Strin
             found = told.as_array().expect("a list").clone();
             let loaded = found.iter().any(while_loading);
             if !loaded {
-                // An ordinary kernel, started by executing Python: the same code ran there, and what it
-                // reached is the measure.
+                // An ordinary kernel, started by executing Python. The same code ran there, as a
+                // reference: it must find no problem.
                 for outcome in &found {
                     assert_eq!(problems(outcome, "", ""), Vec::<String>::new(), "{outcome:#}");
                 }
@@ -97,14 +98,14 @@ fn while_loading(outcome: &Value) -> bool {
     outcome["argv"].as_array().is_some_and(|argv| argv.iter().any(|word| word == "preloaded"))
 }
 
-/// What a payload reached that it must not reach.
+/// What the payload reached although it must not.
 fn problems(outcome: &Value, mark: &str, canary: &str) -> Vec<String> {
     let strings = |value: &Value| -> Vec<String> {
         let list = value.as_array().into_iter().flatten();
         list.map(|text| text.as_str().unwrap_or_default().to_owned()).collect()
     };
     let mut problems = strings(&outcome["reached"]);
-    // A search that failed has searched nothing.
+    // A search that failed proves nothing.
     problems.extend(strings(&outcome["failed"]).iter().map(|why| format!("failed: {why}")));
     let seen = &outcome["seen"];
     let processes = seen["processes"].as_object().expect("processes were looked for");
@@ -122,8 +123,8 @@ fn problems(outcome: &Value, mark: &str, canary: &str) -> Vec<String> {
     problems
 }
 
-/// What the host sees of everything that this server has started: rights and limits, from outside.
-/// All but the spawner are in sandboxes.
+/// Problems with rights and limits of the processes that this server started, seen from the host.
+/// All processes but the spawner are in sandboxes.
 fn seen_from_outside(served: &CliServer) -> Vec<String> {
     let layout = Layout::parse(&fs::read_to_string("/proc/self/mountinfo").expect("mounts"));
     let parents = procfs::parents();
@@ -175,7 +176,7 @@ fn seen_from_outside(served: &CliServer) -> Vec<String> {
         claim(memory.is_some_and(|bytes| bytes < 1 << 40), format!("memory limit: {memory:?}"));
         let pids = limit("pids.max");
         claim(pids.is_some_and(|count| count < 10_000), format!("limit of processes: {pids:?}"));
-        // One that is about to end has left its control groups already: what was seen of it means nothing.
+        // A process that is about to end has left its control groups already, so its limits mean nothing.
         let lives = fs::exists(format!("/proc/{pid}")).unwrap_or(false);
         if lives && !procfs::is_zombie(*pid) && procfs::command_line(*pid, 200) == Some(command) {
             problems.append(&mut of_it);
@@ -185,7 +186,7 @@ fn seen_from_outside(served: &CliServer) -> Vec<String> {
     problems
 }
 
-/// Everything the payload found, compared with what it may find.
+/// Asserts that the payload found only what it may find.
 fn assert_harmless(
     served: &CliServer,
     image: &[&str],
@@ -235,12 +236,12 @@ fn a_hostile_package_that_setup_installed_reaches_nothing() {
     let context = context
         .env("BELLJAR_HOME", home.to_str().expect("text"))
         .env("BELLJAR_PACKAGES", &wheel)
-        // The wheel is all there is to install, and needs nobody's help.
+        // The wheel is the only package to install, and has no dependencies.
         .env("PIP_NO_INDEX", "1");
     let made = context.call(["setup"]);
     assert_eq!(made.code, Some(0), "{made}");
     let (served, mark) = with_victim(&home, &host);
-    // Neither setup nor the server may run any of it outside of a sandbox.
+    // Neither setup nor the server may run code of the package outside of a sandbox.
     let caught = fs::read_to_string(context.path("caught")).unwrap_or_default();
     assert_eq!(caught, "", "code of a package ran on the host");
     let ways = ["pth", "sitecustomize", "preload"];

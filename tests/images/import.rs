@@ -1,4 +1,4 @@
-//! `belljar image import`: every form that images come in, and being killed on the way.
+//! `belljar image import`: every format of images, and imports that are killed.
 
 use std::fs;
 use std::process::Command;
@@ -11,7 +11,7 @@ fn small() -> Small {
     Small::new(&[("etc/motto", b"imported"), ("usr/bin/python3", b"#!/bin/sh")], architecture())
 }
 
-/// Writes an OCI layout, which calls its image `team/lab:2`.
+/// Writes an OCI layout that names its image `team/lab:2`.
 fn write_layout(context: &TestContext, directory: &str, image: &Small) {
     let root = context.path(directory);
     fs::create_dir_all(root.join("blobs/sha256")).expect("a directory");
@@ -62,7 +62,7 @@ fn layouts_and_root_file_systems_are_told_apart() {
         let path = context.path(&format!("home/images/roots/{root}/rootfs/etc/motto"));
         assert_eq!(fs::read_to_string(path).expect("unpacked"), "imported");
     }
-    // What has the same layers has the same root: the layout twice, the archive plain and packed.
+    // Images with the same layers share a root: the layout twice, the archive plain and compressed.
     let roots = fs::read_dir(context.path("home/images/roots")).expect("there").count();
     assert_eq!(roots, 4);
 }
@@ -110,7 +110,7 @@ fn killed_at_any_moment_it_leaves_nothing_half_done() {
             context.belljar(["image", "import", "many.tar"]).spawn().expect("belljar starts");
         std::thread::sleep(Duration::from_millis(delay_ms));
         child.kill().and_then(|()| child.wait().map(|_| ())).expect("it can be killed");
-        // Whoever comes next finds the image or does not; never a part of it.
+        // The next command finds the whole image or none, never a part of it.
         let listed = context.call(["image", "list", "--json"]).json();
         for image in listed["images"].as_array().expect("a list") {
             assert_eq!(image["unpacked"]["entries"], 3000);
@@ -123,7 +123,7 @@ fn killed_at_any_moment_it_leaves_nothing_half_done() {
     assert_eq!(count("home/images/roots"), 0);
 }
 
-/// The engine of this machine, if one answers.
+/// Output of `docker ARGS`, or `None` if that fails.
 pub(crate) fn docker(args: &[&str]) -> Option<Vec<u8>> {
     let output = Command::new("docker").args(args).output().ok()?;
     output.status.success().then_some(output.stdout)

@@ -1,5 +1,4 @@
-//! Images as their users meet them: imported, pulled from a real registry, built from packages, and
-//! used by sandboxes.
+//! Images from the user's side: imported, pulled from a real registry, built from packages, and used by sandboxes.
 
 mod build;
 mod fixture;

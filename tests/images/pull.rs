@@ -30,7 +30,7 @@ fn an_image_is_pulled_once() {
     assert_eq!(file_of(&context, &reference, "etc/motto"), "small is beautiful");
     assert!(pulled.stderr().contains("without Python"), "{pulled}");
 
-    // The same again, under another name: nothing is downloaded, and nothing is kept twice.
+    // A second pull under another name downloads nothing and stores nothing twice.
     let again = context.call(["image", "pull", &reference, "--name", "again"]);
     assert_eq!(again.stderr().matches("is there already").count(), 2, "{again}");
     let listed = context.call(["image", "list", "--json"]).json();
@@ -74,7 +74,7 @@ fn of_several_platforms_ours_is_taken() {
         assert_eq!(refused.code, Some(125));
         assert!(refused.stderr().contains("linux/s390x"), "{refused}");
     }
-    // By digest, which must be that of what comes.
+    // By digest, which must match the content.
     let exact = format!("{}/multi@{}", registry.address, digest(&ours.manifest));
     assert_eq!(context.call(["image", "pull", &exact, "--name", "exact"]).code, Some(0));
 }
@@ -135,7 +135,7 @@ fn a_download_that_was_cut_off_is_gone_on_with() {
     let asked = impostor.asked.lock().expect("nobody panics").clone();
     assert!(asked.iter().any(|asked| asked.ends_with(&half)), "{asked:?}");
 
-    // One that fails for good leaves what it has for the next attempt.
+    // A download that fails for good leaves its part for the next attempt.
     let impostor = Impostor::start(&image, Manners::NeverFinishes);
     let context = with_own_store();
     let failed = context.call(["image", "pull", &format!("{}/small:1", impostor.address)]);

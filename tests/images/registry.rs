@@ -1,4 +1,4 @@
-//! Registries: Debian's own, and one that misbehaves.
+//! Registries: `docker-registry` from Debian, and one that misbehaves.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,10 +10,10 @@ use crate::fixture::{Small, digest};
 use belljar_testkit::port::free_address;
 use belljar_testkit::wait::eventually_blocking;
 
-/// `anna`, whose password is `secret`.
+/// The user `anna` with the password `secret`.
 const USERS: &str = "anna:$2b$04$DCuq/STzFIUQ3tHiehPyvej.WeX.oHbMjZPhuaa4QgfkofCdSg1yi\n";
 
-/// The registry of the distribution, on loopback, with nothing in it.
+/// An empty `docker-registry` on loopback.
 pub(crate) struct Registry {
     process: Child,
     pub(crate) address: String,
@@ -25,7 +25,7 @@ impl Registry {
         Registry::start_with("")
     }
 
-    /// Only for users.
+    /// Requires a user name and a password.
     pub(crate) fn start_private() -> Registry {
         Registry::start_with("auth:\n  htpasswd:\n    realm: test\n    path: DIR/users\n")
     }
@@ -109,23 +109,23 @@ impl Drop for Registry {
     }
 }
 
-/// How a registry of ours answers for a blob.
+/// How `Impostor` sends the layer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manners {
-    /// Other bytes than were asked for.
+    /// Sends other bytes than were requested.
     Lies,
-    /// Stops half-way, once; the rest can be asked for.
+    /// Stops half-way, once. The rest can be requested.
     CutsOff,
     /// Stops half-way, always at the same place.
     NeverFinishes,
-    /// More than it announced in the manifest.
+    /// Sends more than the manifest announces.
     SendsMore,
 }
 
-/// A registry of our own, with one image called `small`, and manners.
+/// A registry with one image called `small`, which misbehaves as its `Manners` say.
 pub(crate) struct Impostor {
     pub(crate) address: String,
-    /// What was asked for, with the range.
+    /// Requested paths, with the start of the range.
     pub(crate) asked: Arc<Mutex<Vec<String>>>,
 }
 
@@ -175,7 +175,7 @@ impl Impostor {
     }
 }
 
-/// The path, and where the answer is to begin.
+/// The requested path, and the start of the range.
 fn read_request(stream: &TcpStream) -> Option<(String, usize)> {
     let mut lines = BufReader::new(stream).lines();
     let path = lines.next()?.ok()?.split(' ').nth(1)?.to_owned();
@@ -192,7 +192,7 @@ fn read_request(stream: &TcpStream) -> Option<(String, usize)> {
     Some((path, from))
 }
 
-/// Announces everything from `from` on and sends it up to `sent`.
+/// Announces everything from `from` on, and sends it only up to `sent`.
 fn answer(mut stream: &TcpStream, content: &[u8], from: usize, sent: usize) {
     let status = if from > 0 { "206 Partial Content" } else { "200 OK" };
     let range = format!("Content-Range: bytes {from}-{}/{}\r\n", content.len() - 1, content.len());

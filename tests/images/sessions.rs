@@ -26,8 +26,8 @@ fn a_session_has_the_files_of_its_image_and_a_zygote_of_its_own() {
     let code = "import numpy, sys; print(sys.executable, numpy.arange(3).sum())";
     let said = served.ok(["exec", &id, "-c", code]);
     assert_eq!(said.stdout(), "/usr/bin/python3 3\n");
-    // Kernels of the second session are forked from a zygote that has numpy, which the host has not
-    // loaded: BELLJAR_PRELOAD says otherwise here.
+    // Kernels of the second session are forked from the image's zygote, which has numpy loaded. The
+    // host's zygote does not have it, because BELLJAR_PRELOAD lists other modules here.
     eventually_blocking("the zygote of the image is warm", || {
         let id = served.create(&["--image", BASE]);
         let loaded = served.ok(["exec", &id, "-c", "import sys; 'numpy' in sys.modules"]);
@@ -110,7 +110,7 @@ fn volumes_are_in_sandboxes_of_any_image() {
 
 #[test]
 fn an_image_in_use_goes_with_its_last_sandbox() {
-    // A store of its own: nobody else's build is waited for.
+    // A separate store, so that the test does not wait for builds of other tests.
     let files = layer(&[("etc/only-here", b"yes"), ("bin/nothing", b"")]);
     let context = with_own_store().file("more.tar", files);
     let home = context.path("home");
@@ -130,7 +130,7 @@ fn an_image_in_use_goes_with_its_last_sandbox() {
     let alive = served.ok(["show", &id, "--json"]).json();
     assert_eq!(alive["state"], "ready");
     drop(served);
-    // Whoever changes anything next removes what is left.
+    // The next command that changes the store removes what is left.
     eventually_blocking("its root is gone", || {
         context.call(["image", "import", "more.tar", "--name", "belljar-test/other"]);
         context.call(["image", "remove", "belljar-test/other"]);

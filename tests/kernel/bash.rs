@@ -1,4 +1,4 @@
-//! A shell that remembers.
+//! Shell kernels, which keep their state between cells.
 
 use belljar_proto::exec::{ExecSpec, KernelState, Language, Status};
 use belljar_proto::guest::RefusalCode;
@@ -63,7 +63,7 @@ async fn takes_any_code(session: &Session) {
     assert_eq!(after.expect("free").finish().await.exit_code, 0);
 }
 
-/// Again and again: bash 5.2 can come to harm by some of these.
+/// Each of these runs several times, because some of them can damage the state of bash 5.2.
 async fn takes_code_that_is_left_open(session: &Session) {
     let open = [
         "echo 'open",
@@ -95,7 +95,7 @@ async fn a_full_disk_is_no_end() {
     let session = Lab::cold().shell_session(limits).await;
     let full = session.bash("head -c 16M /dev/zero > /tmp/filler").await;
     assert!(full.stderr.contains("No space left on device"), "{full:#?}");
-    // A shell keeps long code in a file while it runs it.
+    // The shell keeps long code in a file while the code runs.
     let long = session.bash(&format!(": {}\necho ran", "x".repeat(300_000))).await;
     assert_eq!((long.exit_code, long.kernel_state), (1, KernelState::Kept), "{long:#?}");
     assert!(long.stderr.contains("here-document"), "{long:#?}");
@@ -135,7 +135,7 @@ async fn is_not_disturbed_by_what_cells_do_to_it(session: &Session) {
     assert_eq!(session.bash("set +x").await.stderr, "++ set +x\n");
 }
 
-/// An interactive shell likes to talk; nobody wants to hear it.
+/// An interactive shell prints messages of its own. The kernel must not show them.
 async fn says_nothing_by_itself(session: &Session) {
     for code in ["sleep 0.01 & wait", "sh -c 'kill -9 $$'", "coproc cat; kill $COPROC_PID; wait"] {
         let result = session.bash(code).await;
@@ -192,7 +192,8 @@ async fn a_shell_can_be_stopped_and_keeps_its_state() {
     is_killed_if_it_does_not_listen(&session).await;
 }
 
-/// An interrupt that comes while the shell still reads the code, or has just ended, harms nothing.
+/// An interrupt is harmless while the shell still reads the code, and after the code has just
+/// ended.
 async fn stops_at_any_moment(session: &Session) {
     let long = "z='it is long'; \n".repeat(20_000) + "rm -f /tmp/proof";
     session.bash("touch /tmp/proof").await;

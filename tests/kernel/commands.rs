@@ -1,12 +1,12 @@
-//! Commands: what they leave behind, and what goes with them when they are stopped.
+//! Commands: which processes they leave behind, and which ones end when a command is stopped.
 
 use belljar_proto::exec::{ExecSpec, Language, Status, What};
 use belljar_runtime::Limits;
 
 use crate::lab::{Cell, Lab, Session, cell, eventually};
 
-/// Every way to hide from one's parent: in the background, orphaned, in a session of its own, or
-/// all of it; with an empty environment.
+/// Ways for a process to hide from its parent: in the background, orphaned, in its own process
+/// session, or all of these with an empty environment.
 const DAEMONS: &str = "\
 sleep 1000 &
 (sleep 1000 &)
@@ -81,7 +81,7 @@ async fn a_command_that_ends_leaves_what_it_wants() {
     assert!(refused.expect_err("it cannot start").to_string().contains("/no/such/program"));
 }
 
-/// Who kills the process above a command is not rid of the guest's attention.
+/// A command that kills its parent process (the keeper) is still supervised by the guest.
 async fn outlives_its_keeper(session: &Session) {
     let script = "kill -9 $PPID; while kill -0 $PPID; do :; done 2>/dev/null; echo alone; exit 4";
     let result = begin(session, script, 60_000).await.finish().await;

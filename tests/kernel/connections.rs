@@ -20,7 +20,7 @@ async fn an_execution_can_be_left_and_joined_again() {
     session.sandbox.destroy().await;
 }
 
-/// Prints what it is told to, line by line, through files in the sandbox.
+/// Prints a line each time the test creates a file in the sandbox.
 const TALK: &str = "\
 import os, sys, time
 print('started', flush=True)
@@ -34,7 +34,7 @@ async fn go(session: &Session, n: u32) {
     session.shell(&format!("touch /tmp/go{n}")).await;
 }
 
-/// Follows to the end; what was on stdout and on stderr.
+/// Reads all events to the end; returns the text of stdout and of stderr.
 async fn rest(mut following: Following) -> (String, String) {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     while let Some(event) = following.next().await {
@@ -68,7 +68,7 @@ async fn nothing_is_seen_twice(session: &Session) {
     let mut first = session.begin(TALK).await;
     let (seq, offset) = first.has_printed("started\n").await;
     let id = first.id.clone();
-    // As if the server had died: its connection follows no longer.
+    // As if the server had died: its connection no longer follows the execution.
     drop(first);
     go(session, 0).await;
     go(session, 1).await;
@@ -80,7 +80,8 @@ async fn nothing_is_seen_twice(session: &Session) {
     assert_eq!(stderr, "error 0\nerror 1\nerror 2\n");
 }
 
-/// Asking for the same execution again on the same connection takes nothing from who follows it.
+/// A second request for the same execution on the same connection takes no events from the first
+/// follower.
 async fn a_follower_is_not_robbed(session: &Session) {
     let code = "for n in range(500): print(n); time.sleep(0.001)";
     let running = session.try_begin(cell("mine"), code).await.expect("free");
@@ -115,8 +116,9 @@ async fn only_the_host_is_welcome(lab: &Lab, session: &Session) {
     assert_eq!(session.value("1").await, "1", "and nobody else is disturbed");
 }
 
-/// User code shares its process with the kernel and can write to its socket. It may lie about its
-/// own execution; others it can neither end nor add to.
+/// User code shares its process with the kernel and can write to the kernel's socket. It can send
+/// false messages about its own execution. It can neither end other executions nor add output to
+/// them.
 async fn messages_of_the_code_itself_change_nothing(session: &Session) {
     let forge = r#"
 import json, os, stat, struct, threading, time
@@ -138,7 +140,7 @@ def late():
 threading.Thread(target=late).start()"#;
     let forger = session.try_begin(cell("forger"), forge).await.expect("free").finish().await;
     assert_eq!(forger.exit_code, 0, "{forger:#?}");
-    // While nothing runs, what is said belongs to nobody.
+    // A message that arrives while nothing runs belongs to no execution.
     session.shell("until [ -e /tmp/forged ]; do sleep 0.01; done").await;
     let next = session.try_begin(cell("next"), "print('mine')").await.expect("free").finish().await;
     assert_eq!((next.exit_code, next.stdout.as_str(), next.results.len()), (0, "mine\n", 0));

@@ -1,4 +1,4 @@
-//! Kernels that die: it is said, at once, and the next one works.
+//! Kernels that die: the death is reported at once, and the next kernel works.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use belljar_sys::process;
 
 use crate::lab::{Lab, Session, cell, eventually, of_both_kinds};
 
-/// A death is reported within this time, on a quiet machine in milliseconds.
+/// A death is reported within this time. On an idle machine it takes milliseconds.
 const REPORTED: Duration = Duration::from_secs(2);
 
 const SIGKILL: i32 = 9;
@@ -40,7 +40,7 @@ async fn a_dead_kernel_is_reported_and_the_next_one_works() {
             assert_eq!(death.reason.as_deref(), Some(reason));
             assert_eq!(death.kernel_state, KernelState::Lost);
             assert_eq!(death.stdout, "last words\n");
-            // Memory takes its time to fill; all other deaths are a matter of the report.
+            // Filling the memory takes time. For all other deaths, only the report takes time.
             let in_time = death.duration_ms < REPORTED.as_secs_f64() * 1000.0;
             assert!(in_time || status == Status::Oom, "{code}: {death:#?}");
             lives_again(&session).await;
@@ -52,7 +52,8 @@ async fn a_dead_kernel_is_reported_and_the_next_one_works() {
     .await;
 }
 
-/// The dead kernel is refused, its successor is fresh and told nothing of it.
+/// Code for a dead kernel is refused. The next kernel starts fresh and does not report the death
+/// again.
 async fn lives_again(session: &Session) {
     assert_eq!(session.refusal(cell("to the dead")).await, RefusalCode::NoKernel);
     session.sandbox.start_kernel(Language::Python).await.expect("another kernel");
@@ -62,7 +63,7 @@ async fn lives_again(session: &Session) {
     assert_eq!((fresh.execution_count, fresh.reason), (1, None));
 }
 
-/// A kernel that dies while nobody looks is mentioned by the next execution, and by that one only.
+/// If a kernel dies between executions, the next result reports it, and only that result.
 async fn is_not_missed(session: &Session) {
     session.run("x = 1").await;
     for pid in session.processes() {
@@ -80,7 +81,7 @@ async fn is_not_missed(session: &Session) {
     assert_eq!((after.kernel_state, after.reason), (KernelState::Kept, None));
 }
 
-/// Whoever replaces a live kernel is told once more what that means.
+/// If a live kernel is replaced, the next result reports that its variables are gone, once.
 async fn is_missed_after_a_restart(session: &Session) {
     session.run("x = 1").await;
     session.sandbox.start_kernel(Language::Python).await.expect("another kernel");
@@ -94,7 +95,7 @@ async fn is_missed_after_a_restart(session: &Session) {
     assert_eq!(session.run("1").await.kernel_state, KernelState::Kept);
 }
 
-/// A timeout that has to kill leaves no process of the kernel's behind, however it hid.
+/// If a timeout has to kill the kernel, all its child processes end too, also detached ones.
 async fn takes_its_children_along(session: &Session) {
     let code = "\
 import os, signal, time

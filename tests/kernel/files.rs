@@ -1,5 +1,5 @@
-//! Files of a sandbox as the host gets at them: what lies in the artifact directory, and what it
-//! opens, removes and writes there.
+//! Files of a sandbox, accessed from the host: listing the artifact directory, and opening,
+//! removing and writing files in it.
 
 use std::io::{Read, Write};
 
@@ -12,7 +12,7 @@ use crate::lab::{Cell, Lab, Session, refused};
 const LIMITS: TreeLimits = TreeLimits { files: 100, depth: 5 };
 
 impl Session {
-    /// The fingerprint at the end of a command.
+    /// Runs a command and returns the artifact fingerprint reported at its end.
     async fn artifacts_after(&self, script: &str) -> Option<u64> {
         artifacts_at_the_end(self.begin_shell(script).await).await
     }
@@ -26,7 +26,7 @@ impl Session {
         self.sandbox.open_files(root, &files, u64::MAX).await.expect("an answer")
     }
 
-    /// Writes a file the whole way.
+    /// Writes a file completely, through all steps.
     async fn write(&self, path: &str, text: &str) -> Result<TreeFile, RuntimeError> {
         let (mut file, temporary) =
             self.sandbox.create_file(paths::SESSION, path.as_bytes()).await?;

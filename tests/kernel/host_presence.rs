@@ -1,4 +1,4 @@
-//! How long a sandbox lives without a connection, and what a client finds that comes back.
+//! How long a sandbox lives without a connection, and what a client finds when it connects again.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ async fn a_sandbox_without_a_host_ends_when_its_time_is_up() {
     goes_on_alone_for_a_while(lab.session_without_kernel().await).await;
 }
 
-/// How long it takes until the sandbox ends, as if its server had died.
+/// Closes the connection, as if the server had died. Returns how long the sandbox takes to end.
 async fn left_alone(session: &Session) -> Duration {
     let start = Instant::now();
     session.sandbox.link().close();
@@ -42,7 +42,7 @@ async fn left_alone(session: &Session) -> Duration {
 async fn ends_with_its_last_connection(session: Session) {
     let other = session.connect().await;
     session.sandbox.link().close();
-    // Long enough to end, if it were to end with the first.
+    // Long enough for the sandbox to end, if it ended with its first connection.
     sleep(Duration::from_millis(200)).await;
     assert!(other.is_open(), "somebody is still connected");
     drop(other);
@@ -53,10 +53,10 @@ async fn goes_on_alone_for_a_while(session: Session) {
     session.sandbox.outlive_host(2).await.expect("it can be told");
     session.shell("echo kept > /tmp/kept").await;
     session.sandbox.link().close();
-    // Less than it goes on alone.
+    // Shorter than the time that the sandbox lives without a connection.
     sleep(Duration::from_secs(1)).await;
     let successor = session.sandbox.link().again().await.expect("it is there");
-    // More than it goes on alone.
+    // Longer than that time.
     sleep(Duration::from_secs(3)).await;
     assert!(successor.is_open(), "and stays there while somebody is connected");
     assert_eq!(successor.known_execs().len(), 1);

@@ -1,4 +1,4 @@
-//! Input for what runs already.
+//! Input for executions that are already running.
 
 use belljar_proto::exec::{ExecSpec, InputRequest, Status, What};
 use belljar_proto::guest::RefusalCode;
@@ -61,7 +61,8 @@ async fn sees_the_end(session: &Session) {
     assert_eq!(asking.finish().await.error.expect("a report").name, "EOFError");
 }
 
-/// What comes before it is asked for is kept, and what a cell leaves is not for the next.
+/// Input that arrives before the code asks for it is kept. Input that a cell does not read is not
+/// passed on to the next cell.
 async fn is_fed_ahead(session: &Session) {
     let ahead = begin(session, "import os, time\nwhile not os.path.exists('/tmp/fed'): time.sleep(0.005)\nos.remove('/tmp/fed')\ninput()").await;
     feed(session, &ahead, "first\nleft over\n", false).await;
@@ -139,7 +140,7 @@ async fn a_command_that_does_not_read_is_fed_within_bounds(session: &Session) {
     let too_much = vec![b'x'; MIB + 1];
     let link = &session.sandbox;
     assert_eq!(refused(link.stdin(&slow.id, &too_much, false).await), RefusalCode::Invalid);
-    // A part of it is in the pipe, and how much is the pipe's business.
+    // Part of the input is in the pipe. How much depends on the pipe.
     let mut fed = 0;
     let refusal = loop {
         match link.stdin(&slow.id, &too_much[..64 * 1024], false).await {
@@ -158,7 +159,7 @@ async fn a_command_that_does_not_read_is_fed_within_bounds(session: &Session) {
 async fn a_command_that_closes_its_input(session: &Session) {
     let mut closed = command(session, "exec <&-; echo closed; sleep 1000", "", true).await;
     closed.has_printed("closed\n").await;
-    // The first may still be accepted: nobody knows before it is written.
+    // The first input may still be accepted: only writing it shows that the pipe is closed.
     let mut refusal = None;
     for _ in 0..100 {
         if let Err(error) = session.sandbox.stdin(&closed.id, b"x", false).await {
@@ -184,7 +185,7 @@ async fn a_cell_of_a_shell_is_fed(session: &Session) {
     feed(session, &asking, "the rest", true).await;
     assert_eq!(asking.finish().await.stdout, "the rest");
     assert_eq!(session.bash_says("echo $name").await.0, "Ada\n");
-    // Closed before it had even begun.
+    // The input is closed before the cell has begun.
     let early = begin_fed(session, "cat; echo end").await;
     feed(session, &early, "early ", true).await;
     assert_eq!(early.finish().await.stdout, "early end\n");

@@ -1,4 +1,4 @@
-//! What the variables of a kernel are.
+//! Inspecting the variables of a kernel.
 
 use belljar_proto::exec::{Language, Status};
 use belljar_proto::guest::{KernelVariables, RefusalCode, Variable};
@@ -17,7 +17,7 @@ fn find<'a>(snapshot: &'a KernelVariables, name: &str) -> &'a Variable {
 
 #[tokio::test]
 async fn python_tells_its_variables() {
-    // Executed kernels import what forked ones have; that takes memory.
+    // Executed kernels import what forked kernels have already. That takes memory.
     let limits = Limits { memory: 1 << 30, ..Limits::default() };
     of_both_kinds(limits, |session| async move {
         let fresh = state(&session, Language::Python).await;
@@ -76,7 +76,7 @@ async fn is_refused_while_a_cell_runs(session: &Session) {
     running.finish().await;
 }
 
-/// Whoever looks on while others work disturbs nobody.
+/// Inspecting variables does not disturb cells that run at the same time.
 async fn takes_turns_with_cells(session: &Session) {
     for n in 0..20 {
         let (told, value) =

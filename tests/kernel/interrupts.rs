@@ -27,7 +27,7 @@ async fn runs_one_cell_at_a_time(session: &Session) {
     assert_eq!(session.refusal(cell(&running.id)).await, RefusalCode::DuplicateExec);
     session.sandbox.interrupt(&running.id).await.expect("it runs");
     assert_eq!(running.finish().await.status, Status::Interrupted);
-    // The id of a cell that was refused is still free; that of one that ran is not.
+    // The id of a refused cell is still free; the id of a cell that ran is not.
     let second = session.try_begin(cell("second"), "2").await.expect("free again").finish().await;
     assert_eq!(second.status, Status::Ok);
     assert_eq!(session.refusal(cell("second")).await, RefusalCode::DuplicateExec);

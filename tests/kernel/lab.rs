@@ -1,4 +1,4 @@
-//! A runtime to make sandboxes with, and sessions to talk to their kernels.
+//! A runtime that makes sandboxes, and sessions that talk to their kernels.
 
 use std::fmt;
 use std::future::Future;
@@ -19,7 +19,7 @@ use belljar_runtime::native::{NativeConfig, NativeRuntime, Prepared};
 use belljar_runtime::{KernelStart, Limits, RuntimeError, Sandbox, SandboxSpec, ZygoteState};
 use belljar_sys::procfs;
 
-/// How long anything may take that takes a moment, on a machine that does much else.
+/// Time limit for anything that normally takes a moment, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Lab {
@@ -88,7 +88,7 @@ impl Lab {
     }
 }
 
-/// Asks the same of a forked and of an executed kernel, each in a sandbox of its own.
+/// Runs the same checks on a forked and on an executed kernel, each in its own sandbox.
 pub(crate) async fn of_both_kinds<F: Future<Output = ()>>(
     limits: Limits,
     check: impl Fn(Session) -> F,
@@ -110,7 +110,7 @@ impl Session {
         self.begin(code).await.finish().await
     }
 
-    /// What a cell that only prints has printed.
+    /// Runs a cell that only prints, and returns its output.
     pub(crate) async fn printed(&self, code: &str) -> String {
         let result = self.run(code).await;
         assert_eq!((result.exit_code, result.stderr.as_str()), (0, ""), "{result:#?}");
@@ -152,7 +152,7 @@ impl Session {
         self.try_begin(spec, code).await.expect("the shell is free")
     }
 
-    /// What a cell in the shell printed, and the status it ended with.
+    /// Runs a cell in the shell; returns its output and exit status.
     pub(crate) async fn bash_says(&self, code: &str) -> (String, i32) {
         let result = self.bash(code).await;
         assert_eq!(result.stderr, "", "{code}: {result:#?}");
@@ -163,7 +163,7 @@ impl Session {
         format!("exec_{}", self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Runs a command beside the kernel, which may be busy or idle.
+    /// Runs a command beside the kernel. The kernel may be busy or idle.
     pub(crate) async fn shell(&self, script: &str) {
         let result = self.begin_shell(script).await.finish().await;
         assert_eq!(result.exit_code, 0, "{script}: {result:#?}");
@@ -194,7 +194,7 @@ impl Session {
     }
 }
 
-/// A cell as a caller would ask for it.
+/// A cell as a caller would send it.
 pub(crate) fn cell(id: &str) -> ExecSpec {
     ExecSpec {
         exec_id: id.to_owned(),
@@ -214,7 +214,7 @@ pub(crate) fn bash_cell(id: &str) -> ExecSpec {
     ExecSpec { what: What::Cell { language: Language::Bash, echo: false }, ..cell(id) }
 }
 
-/// The code of a refusal, where a refusal is what we wanted.
+/// The code of an expected refusal.
 #[track_caller]
 pub(crate) fn refused<T: fmt::Debug>(outcome: Result<T, RuntimeError>) -> RefusalCode {
     match outcome {
@@ -255,8 +255,8 @@ impl Cell {
         }
     }
 
-    /// Waits until this is somewhere in what was printed: where more follows at once, a piece of output
-    /// ends anywhere.
+    /// Waits until the output contains this text anywhere. Use it where more output follows at once,
+    /// because a chunk of output can end anywhere.
     pub(crate) async fn has_printed_somewhere(&mut self, text: &str) {
         let mut seen = Vec::new();
         while !String::from_utf8_lossy(&seen).contains(text) {
@@ -278,7 +278,7 @@ impl Cell {
     }
 }
 
-/// Looks again and again until it is so; fails when it does not become so.
+/// Checks a condition repeatedly until it holds; fails if it does not hold in time.
 pub(crate) async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {

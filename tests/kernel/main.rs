@@ -1,8 +1,8 @@
-//! Kernels through the engine: what they remember, how they die, who may talk to them, and the
-//! zygote they are forked from.
+//! Kernels through the engine: what they remember, how they die, which clients may talk to them,
+//! and the zygote they are forked from.
 //!
-//! A zygote takes seconds to warm and every test runs in a process of its own, so each test asks
-//! several things about one subject. What must not depend on how a kernel was started is asked of
+//! A zygote takes seconds to warm and every test runs in its own process, so each test checks
+//! several things about one subject. What must not depend on how a kernel was started is checked on
 //! both kinds, forked and executed.
 
 mod bash;

@@ -1,4 +1,4 @@
-//! JavaScript that remembers, and TypeScript in the same kernel.
+//! JavaScript kernels, which keep their state, and TypeScript in the same kernel.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::lab::{Cell, Lab, PATIENCE, Session, cell, refused};
 
-/// Where there is no Node there is nothing to test but that it is said.
+/// Without Node on this machine the test is recorded as skipped.
 fn has_node() -> bool {
     let has = ["/usr/bin/node", "/usr/local/bin/node"].iter().any(|path| Path::new(path).exists());
     if !has {
@@ -65,7 +65,7 @@ async fn a_kernel_remembers() {
     for (code, value) in [
         ("const a = 20, { b, c: [d] } = { b: 1, c: [2] }; let e; var f = 3", ""),
         ("[a, b, d, e, f]", "[ 20, 1, 2, undefined, 3 ]"),
-        // Again, as another kind, and beside what Node calls so.
+        // Declared again as another kind; then a name that Node itself defines.
         ("let a = 1; const f = 4; class b { x = 1 }; a + f", "5"),
         (
             "const crypto = require('crypto'); crypto.createHash('md5').update('').digest('hex').length",
@@ -222,8 +222,8 @@ async fn a_kernel_survives_what_cells_do() {
         );
     }
     assert_eq!(session.js_value("kept").await, "1");
-    // What goes on after a cell is no part of the next one, and does not end it. Its `process.exit()`
-    // happens while the next cell runs, which ends as it ends by itself.
+    // Code that an earlier cell left running is not part of the next cell and does not end it. Here
+    // it calls `process.exit()` while the next cell runs. That cell still ends with its own result.
     for left_behind in [
         "setTimeout(() => { process.exit(0) }, 20)",
         "try { process.exit(0) } catch (it) { setTimeout(() => { throw it }, 20) }",
@@ -286,7 +286,7 @@ async fn a_busy_cell_is_interrupted_and_the_rest_stays() {
     let spec = ExecSpec { what, timeout_ms: 300, ..cell("late") };
     let late = session.try_begin(spec, "for (;;) ;").await.expect("free").finish().await;
     assert_eq!((late.status, late.kernel_state), (Status::Timeout, KernelState::Kept), "{late:#?}");
-    // After an `await` nothing can reach the loop but death.
+    // After an `await`, only killing the kernel can stop the loop.
     let what = What::Cell { language: javascript(), echo: true };
     let spec = ExecSpec { what, timeout_ms: 300, grace_ms: 300, ..cell("deaf") };
     let deaf = session.try_begin(spec, "await null; for (;;) ;").await.expect("free");
@@ -340,7 +340,7 @@ async fn input_is_asked_for() {
     assert_eq!(result.results[0].text(), Some("[ 'Ada', null ]"), "{result:#?}");
     assert_eq!(session.js_value("await input('nobody?')").await, "null");
 
-    // A timer of an earlier cell asks nobody, and gets no line of a later one.
+    // A timer of an earlier cell gets no input, not even a line that was sent to a later cell.
     session.js("setTimeout(async () => { globalThis.stolen = await input('Password? ') }, 20)\nundefined").await;
     let what = What::Cell { language: javascript(), echo: true };
     let spec = ExecSpec { what, stdin: true, ..cell("later") };
@@ -372,7 +372,8 @@ async fn packages_of_the_session_are_found() {
     assert_eq!(session.js_value(code).await, "[ 42, 43, 44, 45, 46 ]");
 }
 
-/// Something that takes types away, installed once for all tests; none where that is not possible.
+/// Installs a package that removes TypeScript types, once for all tests; `None` if that is not
+/// possible.
 fn type_stripper() -> Option<String> {
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/node-tools");
     let package = tools.join("node_modules/amaro");
@@ -406,7 +407,7 @@ async fn typescript_shares_the_kernel_of_javascript() {
             "{error:#?}"
         );
         let Some(package) = type_stripper() else { return };
-        // As `npm install` in the session would have put it there.
+        // In the place where `npm install` in the session would put it.
         let packed =
             Command::new("tar").args(["-C", &package, "-c", "."]).output().expect("tar is here");
         unpack(&session, "/session/node_modules/amaro", &packed.stdout).await;
@@ -436,7 +437,7 @@ async fn unpack(session: &Session, path: &str, contents: &[u8]) {
 #[tokio::test]
 async fn what_is_not_there_is_said_to_be_missing() {
     let session = Lab::cold().session_without_kernel().await;
-    // A language that nobody has installed.
+    // A language that is not installed.
     let call = Call::SpawnKernel {
         language: Language::new("cobol").expect("a name"),
         argv: vec!["no-such-cobol".into()],

@@ -1,4 +1,4 @@
-//! What one cell leaves to the next, and what cells can show.
+//! What one cell leaves for the next, and what cells can display.
 
 use belljar_engine::exec::result::ExecResult;
 use belljar_proto::exec::{Event, ExecSpec, KernelState, MimeBundle, Status};
@@ -8,7 +8,7 @@ use crate::lab::{Session, cell, of_both_kinds};
 
 #[tokio::test]
 async fn kernels_remember_and_show() {
-    // Executed kernels import what forked ones have; that takes memory.
+    // Executed kernels import what forked kernels have already. That takes memory.
     let limits = Limits { memory: 1 << 30, ..Limits::default() };
     of_both_kinds(limits, |session| async move {
         remembers(&session).await;
@@ -133,7 +133,7 @@ display(Rich(), 7)
     assert_eq!(broken.status, Status::Ok, "a bad repr is not the end: {broken:#?}");
 }
 
-/// Displays and prints travel different ways and still arrive in the order they were made.
+/// Displays and prints take different paths and still arrive in the order in which they were made.
 async fn keeps_displays_and_prints_in_order(session: &Session) {
     let code = "for n in range(40):\n    print('p', n)\n    display(n if n % 8 else 'x' * 300_000)";
     let mut cell = session.begin(code).await;

@@ -1,4 +1,4 @@
-//! The zygote: what it holds, and what kernels that begin with it share.
+//! The zygote: what it contains, and what kernels that start with its memory share.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ async fn a_zygote_is_memory_and_no_process() {
     assert_eq!(zygote.threads, [""; 0]);
     assert!(zygote.rss_kib > 10 << 10, "{} KiB", zygote.rss_kib);
     let session = lab.session().await;
-    // Nothing of the sandbox in which it was made, nor of ours, came along.
+    // The kernel has nothing from the sandbox that loaded the zygote, nor from our own environment.
     let ours = std::env::var("CARGO_MANIFEST_DIR").expect("set by cargo");
     let look = format!(
         "import os; ({ours:?} in repr(dict(os.environ)), sorted(os.listdir('/proc/self/fd'))[:3])"
@@ -28,7 +28,7 @@ async fn a_zygote_is_memory_and_no_process() {
     assert_eq!(session.value("open('/proc/self/comm').read()").await, "'python\\n'");
 }
 
-/// What kernels share cannot be changed by one of them, even if it keeps what it was given.
+/// No kernel can change the memory that kernels share, even if it keeps the files it was given.
 #[tokio::test]
 async fn what_kernels_begin_with_cannot_be_changed() {
     let lab = Lab::warm().await;
@@ -96,7 +96,8 @@ async fn a_start_that_was_given_up_leaves_no_second_kernel() {
     }
 }
 
-/// The spawner has no file of the machine's: what sandboxes are made from comes to it as open trees.
+/// The spawner cannot open any file of the machine. It gets the trees that sandboxes are made from
+/// as open descriptors.
 #[tokio::test]
 async fn the_spawner_has_left_the_files_of_the_machine() {
     let lab = Lab::cold();
@@ -112,7 +113,8 @@ async fn the_spawner_has_left_the_files_of_the_machine() {
     assert_eq!(session.value("1 + 1").await, "2", "and makes sandboxes all the same");
 }
 
-/// A sandbox is built at the machine's pace, and limited before code of its owner runs.
+/// The processor limit does not slow down the building of a sandbox. It applies before code of its
+/// owner runs.
 #[tokio::test]
 async fn a_sandbox_with_little_processor_time_is_not_held_back_while_it_is_built() {
     let lab = Lab::cold();

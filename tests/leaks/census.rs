@@ -1,4 +1,4 @@
-//! Everything a sandbox is made of, counted.
+//! Counts everything on the machine that sandboxes use.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -8,18 +8,18 @@ use belljar_sys::procfs;
 
 use belljar_testkit::scratch_host::ScratchHost;
 
-/// How long the machine may take to forget the dead.
+/// How long the machine may take to remove the traces of ended sandboxes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What exists at one moment. Two are equal if nothing was lost or left in between.
+/// What exists at one moment. Two censuses are equal if nothing was lost or left in between.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Census {
-    /// Our descendants, zombies included, and whoever is in our control groups.
+    /// Our descendants, zombies included.
     processes: Vec<String>,
     mounts: Vec<String>,
-    /// Descriptors of this process, by what they lead to.
+    /// Descriptors of this process, by their targets.
     descriptors: Vec<String>,
-    /// Sockets and control groups of sandboxes.
+    /// Sockets, control groups and processes of sandboxes.
     traces: Vec<String>,
     files: Vec<String>,
 }
@@ -36,7 +36,7 @@ impl Census {
         }
     }
 
-    /// What is there once nothing comes or goes any more: the first sandbox may still be going.
+    /// Takes a census when nothing changes any more: the first sandbox may still be ending.
     pub(crate) fn settled(scratch: &ScratchHost) -> Census {
         const QUIET: Duration = Duration::from_millis(500);
         let deadline = Instant::now() + PATIENCE;
@@ -52,7 +52,7 @@ impl Census {
         seen
     }
 
-    /// Looks until everything is as it was.
+    /// Waits until everything is as it was in this census.
     #[track_caller]
     pub(crate) fn wait_until_restored(&self, scratch: &ScratchHost) {
         let deadline = Instant::now() + PATIENCE;
@@ -61,7 +61,7 @@ impl Census {
             std::thread::sleep(Duration::from_millis(20));
             now = Census::take(scratch);
         }
-        // Compared one by one, to see at once what it is.
+        // Compared one by one, so that a failure shows which one differs.
         assert_eq!(now.processes, self.processes);
         assert_eq!(now.mounts, self.mounts);
         assert_eq!(now.descriptors, self.descriptors);
@@ -70,7 +70,7 @@ impl Census {
     }
 }
 
-/// Every block of user ids that was ever handed out can be had again.
+/// Checks that every block of user ids that was ever allocated can be allocated again.
 pub(crate) fn assert_no_ids_are_taken(scratch: &ScratchHost) {
     let directory = scratch.run_dir().join("ids");
     let ever_used = names(directory.to_str().expect("text")).len();
@@ -84,7 +84,8 @@ pub(crate) fn assert_no_ids_are_taken(scratch: &ScratchHost) {
 fn descriptors() -> impl Iterator<Item = String> {
     let entries = fs::read_dir("/proc/self/fd").expect("we have descriptors").flatten();
     let targets: Vec<_> = entries.filter_map(|entry| fs::read_link(entry.path()).ok()).collect();
-    // Sockets and pipes have numbers of their own; the directory we just read is there as well.
+    // Removes the inode numbers of sockets and pipes. The list includes the directory that was just
+    // read.
     let kinds = targets.into_iter().map(|target| target.display().to_string());
     kinds.map(|kind| kind.split(":[").next().unwrap_or_default().to_owned())
 }

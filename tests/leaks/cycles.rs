@@ -37,7 +37,7 @@ async fn nothing_is_left_of_hundreds_of_sandboxes() {
     idle.wait_until_restored(&scratch);
     assert_no_ids_are_taken(&scratch);
 
-    // One that lives is seen: what counts nothing would find nothing.
+    // A live sandbox must appear in the census. A census that counts nothing would find no leaks.
     let alive = create(&runtime).await;
     assert_ne!(Census::take(&scratch), idle);
     alive.destroy().await;
@@ -58,7 +58,7 @@ async fn launch(scratch: &ScratchHost) -> Arc<NativeRuntime> {
     runtime.keep_zygote();
     let state = runtime.zygote_settled().await;
     assert!(matches!(state, ZygoteState::Warm(_)), "{state:?}");
-    // One to start whatever starts with the first sandbox.
+    // Starts everything that starts with the first sandbox.
     ordinary(Arc::clone(&runtime)).await;
     runtime
 }
@@ -80,7 +80,7 @@ async fn several_at_a_time<F: Future<Output = ()> + Send + 'static>(
     }
 }
 
-/// Made, used, destroyed.
+/// Makes, uses and destroys a sandbox.
 async fn ordinary(runtime: Arc<NativeRuntime>) {
     let sandbox = create(&runtime).await;
     let result = run(&sandbox, "6 * 7").await;
@@ -88,7 +88,7 @@ async fn ordinary(runtime: Arc<NativeRuntime>) {
     sandbox.destroy().await;
 }
 
-/// Ends in one of many bad ways.
+/// Makes a sandbox that ends in one of many bad ways.
 async fn hostile(runtime: Arc<NativeRuntime>, n: usize) {
     const BAD_WAYS: usize = 10;
     match n % BAD_WAYS {
@@ -115,7 +115,7 @@ async fn hostile(runtime: Arc<NativeRuntime>, n: usize) {
             drop((sandbox, following));
         }
         8 => {
-            // Whoever asked has lost interest at some point on the way.
+            // The caller gives up at some point of the creation.
             let pause = Duration::from_micros(300 * n as u64);
             let _ = tokio::time::timeout(pause, runtime.create(&spec())).await;
             is_not_mixed_up(&runtime).await;
@@ -152,12 +152,12 @@ time.sleep(1000)";
 async fn leave_alone(runtime: &Arc<NativeRuntime>, code: &str) {
     let sandbox = create(runtime).await;
     let mut following = start(&sandbox, code).await;
-    // A fork bomb may complain on stderr before its first line on stdout has come through.
+    // A fork bomb may print errors on stderr before its first line on stdout arrives.
     while following.next().await.expect("it begins").body != b"begun\n" {}
     sandbox.destroy().await;
 }
 
-/// The process that belongs to a sandbox, as we believe, is in the sandbox that answers us.
+/// The process that we believe belongs to a sandbox is in the sandbox that answers us.
 async fn is_not_mixed_up(runtime: &Arc<NativeRuntime>) {
     let sandbox = create(runtime).await;
     let mark = sandbox.name().to_owned();

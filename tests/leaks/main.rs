@@ -1,4 +1,4 @@
-//! What sandboxes leave behind on the machine: nothing. And what an ordinary user can do.
+//! Sandboxes leave nothing behind on the machine; and what an ordinary user without root can do.
 
 mod census;
 mod cycles;

@@ -9,7 +9,7 @@ use belljar_sys::procfs;
 use insta::assert_snapshot;
 use tempfile::TempDir;
 
-/// Nobody's, on any machine we know of.
+/// A user id that is unused on every machine we know of.
 const UID: u32 = 54_321;
 
 /// How long processes may take to end.
@@ -58,7 +58,7 @@ fn doctor_names_what_is_not_enforced(user: &User) {
     assert_eq!(diagnosis["usable"], true);
     assert_eq!(diagnosis["all_enforced"], false);
     let findings = diagnosis["findings"].as_array().expect("a list").iter();
-    // Whether there is Landlock is the machine's affair, not the user's; and so is what else it has.
+    // Landlock and these other features depend on the machine, not on the user.
     let others = ["landlock", "docker", "chromium", "node"];
     let findings = findings.filter(|it| !others.iter().any(|name| it["feature"] == *name));
     let states = findings.map(|it| {
@@ -96,7 +96,7 @@ fn strict_refuses(user: &User) {
     assert!(why.contains("memory limit") && why.contains("BELLJAR_STRICT=1"), "{why}");
 }
 
-/// Shared, removed whatever is in them, and said not to be enforced.
+/// Volumes are shared, can be removed whatever they contain, and are reported as not enforced.
 fn volumes_are_directories(user: &User) {
     let socket = user.directory.path().join("home/socket").display().to_string();
     let server = user.command(&["serve", "--unix", &socket, "--stop-sessions"]);
@@ -127,8 +127,8 @@ fn volumes_are_directories(user: &User) {
     server.end();
 }
 
-/// Files of sessions with storage BIND are plain ones, which can be removed whatever they are, and
-/// are said not to be enforced. Directories of others are no data.
+/// Sessions with storage BIND have plain files. They can be removed whatever they are, and are
+/// reported as not enforced. Private directories of other users are refused as data.
 #[test]
 fn files_of_an_ordinary_user_are_plain_and_his_own() {
     belljar_testkit::skip_unless_root!("becoming another user needs root");
@@ -165,7 +165,7 @@ fn private_directories_of_others_are_refused_as_data(user: &User) {
     assert!(why.contains("mode 0700") && why.contains("chmod -R o+rX"), "{why}");
 }
 
-/// Becomes a program for which there is no Landlock.
+/// Executes a program under a seccomp filter that makes Landlock unavailable (ENOSYS).
 const WITHOUT_LANDLOCK: &str = "
 import ctypes, os, struct, sys
 code = [(0x20, 0, 0, 0), (0x15, 0, 1, 444), (0x06, 0, 0, 0x50000 | 38), (0x06, 0, 0, 0x7fff0000)]
@@ -176,7 +176,8 @@ assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program) == 0, ctyp
 os.execv(sys.argv[1], sys.argv[1:])
 ";
 
-/// Tries to change every file that comes to be written down with, or to be made of.
+/// Tries to change every file that the kernel gets for writing a snapshot or for being restored
+/// from one.
 const PLANT: &str = "
 import os, stat, belljar_kernel.snapshot as frozen
 tried, planted, really = 0, 0, frozen._freeze
@@ -195,7 +196,7 @@ def freeze(request, fds, kernel, line):
 frozen._freeze = freeze
 ";
 
-/// All sandboxes are the same user as the server, and nothing but the files themselves keeps them from being changed.
+/// All sandboxes run as the same user as the server. Only the files themselves can prevent changes.
 #[test]
 fn nothing_can_be_planted_in_what_is_kept_of_kernels() {
     belljar_testkit::skip_unless_root!("becoming another user needs root");
@@ -208,7 +209,7 @@ fn nothing_can_be_planted_in_what_is_kept_of_kernels() {
     let ok = |args: &[&str]| server.ok(args);
     let session = ok(&["session", "create"]).trim().to_owned();
     ok(&["session", "exec", &session, "-c", PLANT]);
-    // The second refers to the first, and so does one that slept.
+    // The second snapshot refers to the first, and so does the one after hibernation.
     ok(&["session", "fork", &session]);
     ok(&["session", "fork", &session]);
     ok(&["session", "hibernate", &session]);
@@ -222,7 +223,7 @@ fn nothing_can_be_planted_in_what_is_kept_of_kernels() {
     server.end();
 }
 
-/// Without control groups nobody else could end a guest whose host died before it got in touch.
+/// Without control groups, only the guest itself can end if its host died before connecting to it.
 fn no_sandbox_outlives_a_killed_host(user: &User) {
     for milliseconds in (2..50).step_by(2).chain((2..50).step_by(2)) {
         let mut run = user.command(&["run", "-c", "import time; time.sleep(1000)"]);
@@ -246,7 +247,7 @@ fn nothing_is_left(user: &User) {
     assert_eq!(user.processes(), [0; 0]);
 }
 
-/// Somebody with a directory and a copy of the binary.
+/// An ordinary user with a directory and a copy of the binary.
 struct User {
     directory: TempDir,
 }
@@ -265,7 +266,7 @@ impl User {
         User { directory }
     }
 
-    /// The living ones; the dead wait for the machine's init.
+    /// Live processes only. Dead ones wait for the machine's init.
     fn processes(&self) -> Vec<u32> {
         let entries = fs::read_dir("/proc").expect("processes").flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -298,7 +299,7 @@ impl User {
     }
 }
 
-/// A server of that user. It ends with the test, however that ends.
+/// A server of that user. It ends with the test, also if the test fails.
 struct Server<'a> {
     user: &'a User,
     url: String,
@@ -306,7 +307,7 @@ struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    /// Waits until it answers.
+    /// Starts the server and waits until it answers.
     fn start(user: &'a User, mut command: Command, socket: &str) -> Server<'a> {
         command.env("BELLJAR_POOL", "0").stdout(Stdio::null()).stderr(Stdio::null());
         let process = command.spawn().expect("setpriv starts");
@@ -319,20 +320,20 @@ impl<'a> Server<'a> {
         server
     }
 
-    /// A command that talks to it.
+    /// Runs a command that talks to this server.
     fn ask(&self, args: &[&str]) -> Output {
         let mut command = self.user.command(args);
         command.env("BELLJAR_URL", &self.url).output().expect("setpriv starts")
     }
 
-    /// What a command prints that succeeds.
+    /// Runs a command that must succeed, and returns its output.
     fn ok(&self, args: &[&str]) -> String {
         let done = self.ask(args);
         assert!(done.status.success(), "{done:?}");
         text(&done.stdout)
     }
 
-    /// Stops it in good order.
+    /// Stops the server in an orderly way.
     fn end(mut self) {
         belljar_sys::process::signal(self.process.id(), 15).expect("it runs");
         self.process.wait().expect("it ends");

@@ -1,4 +1,4 @@
-//! Sessions that sleep and branch while the disk of the server is full, in combination with its restarts.
+//! Sessions hibernate and fork while the disk of the server is full, also across restarts.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -15,14 +15,14 @@ use belljar_testkit::session::{HOLD, Session};
 use belljar_testkit::values::{names, text};
 use belljar_testkit::wait::eventually;
 
-/// A small disk in a mount namespace of its own, which ends with us.
+/// A small disk in its own mount namespace, which ends with the test.
 pub(crate) struct Disk {
     holder: Child,
     root: PathBuf,
 }
 
 impl Disk {
-    /// Puts the state of servers of this place on a disk of this size.
+    /// Puts the state of this installation's servers on a disk of this size.
     pub(crate) fn below(installation: &Installation, size: &str) -> Disk {
         let root = installation.path("state");
         fs::create_dir(&root).expect("a directory");
@@ -43,7 +43,7 @@ impl Disk {
         Disk { holder, root }
     }
 
-    /// Starts a server that sees it.
+    /// Starts a server that sees the disk.
     pub(crate) async fn serve(&self, installation: &Arc<Installation>) -> Server {
         let holder = self.holder.id().to_string();
         let belljar = belljar_testkit::belljar();
@@ -52,13 +52,13 @@ impl Disk {
             .await
     }
 
-    /// Something on it, seen from outside of its namespace.
+    /// The path of a file on the disk, seen from outside of its namespace.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         let root = self.root.strip_prefix("/").expect("an absolute path");
         Path::new(&format!("/proc/{}/root", self.holder.id())).join(root).join(name)
     }
 
-    /// What takes how much of it, for people.
+    /// How much space each part of the disk takes, for people to read.
     pub(crate) fn usage(&self) -> String {
         let output = Command::new("du").args(["-ak", "."]).current_dir(self.path("")).output();
         String::from_utf8_lossy(&output.expect("du starts").stdout).into_owned()
@@ -68,12 +68,12 @@ impl Disk {
         self.path("filler")
     }
 
-    /// Takes all room but for so many bytes.
+    /// Fills the disk except for this many bytes.
     pub(crate) fn fill(&self, leave: u64) {
         let mut file =
             File::options().append(true).create(true).open(self.filler()).expect("a file");
         for piece in [1 << 20, 4096] {
-            // As much as there is room for.
+            // Writes as much as fits.
             while file.write(&vec![0; piece]).is_ok_and(|written| written > 0) {}
         }
         let taken = file.metadata().expect("it is there").len();
@@ -92,7 +92,7 @@ impl Drop for Disk {
     }
 }
 
-/// Holds the server's database, so that nothing can be written to it.
+/// Locks the server's database, so that nothing can be written to it.
 pub(crate) struct DatabaseLock {
     holder: Child,
 }
@@ -129,7 +129,7 @@ async fn ask(session: &Session, what: &str, force: bool) -> Answer {
     session.client.post(&session.path(what), json!({"force": force})).await
 }
 
-/// It is a full disk that is told, never something that `force` could help against.
+/// The error reports a full disk, and never suggests `force`, which could not help.
 #[track_caller]
 fn is_full(answer: &Answer) {
     let error: Value = answer.json(507)["error"].clone();
@@ -137,8 +137,8 @@ fn is_full(answer: &Answer) {
     assert!(!error.to_string().contains("force"), "{error:#}");
 }
 
-/// Whatever is tried while the disk is full, under which server and with however little room: the answer says that the disk is
-/// full, and everything is still there.
+/// While the disk is full, every attempt is answered with an error that says so, and nothing is lost. This is true
+/// under each server and for any small amount of free space.
 #[tokio::test]
 async fn a_full_disk_costs_no_variable() {
     let installation = Arc::new(Installation::new().env("BELLJAR_LOG", "off"));
@@ -146,7 +146,7 @@ async fn a_full_disk_costs_no_variable() {
     let mut server = disk.serve(&installation).await;
     server.warmed_up().await;
     disk.fill(300_000);
-    // Its kernel begins with the zygote's memory while the disk is full.
+    // Its kernel starts with the zygote's memory while the disk is full.
     let id = server.session().await.id;
     for round in 0..2 {
         let session = Session::of(&server.client(), &id);
@@ -162,7 +162,8 @@ async fn a_full_disk_costs_no_variable() {
         disk.free();
         let look = "print(len(x), x[-1], open('f').read())";
         assert_eq!(session.printed(look).await, "300000 299999 hi\n", "in round {round}");
-        // With room again it sleeps, and what kernels have in common is shared after all.
+        // With free space the session hibernates, and the memory that kernels have in common is
+        // shared now.
         ask(&session, "/hibernate", false).await.json(200);
         let frozen = disk.path("frozen");
         let owner = names(&frozen).remove(0);
@@ -180,8 +181,8 @@ async fn a_full_disk_costs_no_variable() {
     assert_eq!(fork.printed("print(len(x))").await, "300000\n");
 }
 
-/// An execution ended while the disk was full, and its end could not be stored: the session does not sleep before that, and
-/// says why.
+/// An execution ended while the disk was full, and its result could not be stored. The session does not hibernate
+/// before the result is stored, and the error says why.
 #[tokio::test]
 async fn what_could_not_be_stored_is_why_it_does_not_sleep() {
     let installation = Arc::new(Installation::new().env("BELLJAR_LOG", "off"));
@@ -198,7 +199,7 @@ async fn what_could_not_be_stored_is_why_it_does_not_sleep() {
     is_full(&ask(&session, "/hibernate", true).await);
     assert_eq!(session.show().await["state"], "ready");
     disk.free();
-    // It is stored soon, and then nothing is in the way.
+    // The result is stored soon. Then nothing prevents hibernation.
     eventually("it sleeps", async || ask(&session, "/hibernate", false).await.status == 200).await;
     assert_eq!(session.printed("print(x)").await, "5\n");
     assert_eq!(session.exec_info("held").await["state"], "finished");

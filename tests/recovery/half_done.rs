@@ -1,4 +1,5 @@
-//! Sessions with files whose server is killed while it makes or removes them: there whole, or gone.
+//! The server is killed while it makes or removes sessions with files. Afterwards each session is
+//! complete or gone.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +15,7 @@ use belljar_testkit::session::Session;
 use belljar_testkit::values::{names, text};
 use belljar_testkit::wait::eventually;
 
-/// When the server is killed, after it was asked for something.
+/// When the server is killed, after it got a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kill {
     AfterMs(u64),
@@ -22,10 +23,10 @@ enum Kill {
     Answered,
 }
 
-/// From before it is begun to after it is done.
+/// From before the operation begins to after it is done.
 const KILLS: [Kill; 4] = [Kill::AfterMs(2), Kill::AfterMs(10), Kill::AfterMs(30), Kill::Answered];
 
-/// Asks for something, and kills the server at that moment.
+/// Sends a request, kills the server at this moment, and starts the next server.
 async fn kill_during(
     server: Server,
     kill: Kill,
@@ -41,7 +42,7 @@ async fn kill_during(
     server
 }
 
-/// The directories of sessions, besides what finds them by key.
+/// The directories of sessions, without the index by key.
 fn directories(server: &Server) -> Vec<String> {
     let names = names(&server.path("sessions"));
     names.into_iter().filter(|name| name != "by-key").collect()
@@ -53,7 +54,7 @@ async fn listed(server: &Server) -> BTreeSet<String> {
     sessions.map(|session| text(&session["id"]).to_owned()).collect()
 }
 
-/// What is on disk and no server knows of, and what is still mounted.
+/// Directories on disk that the server does not know, and file systems that are still mounted.
 fn stray(server: &Server, known: &BTreeSet<String>) -> Vec<String> {
     let root = server.path("sessions");
     let mounts = fs::read_to_string("/proc/self/mountinfo").expect("a list");
@@ -77,7 +78,7 @@ async fn a_session_that_was_being_removed_is_there_or_gone() {
         for &kill in kills {
             let key = format!("{kill:?}");
             let session = server.session_with(json!({"key": key, "storage": "BIND"})).await;
-            // Removing them takes a while.
+            // Removing these files takes a while.
             session
                 .shell("echo kept > kept; mkdir d; cd d; for n in $(seq 2000); do : > $n; done")
                 .await;
@@ -88,7 +89,7 @@ async fn a_session_that_was_being_removed_is_there_or_gone() {
                 continue;
             }
             assert_ne!(kill, Kill::Answered, "it was said to be removed");
-            // It has all its files, whatever was begun.
+            // It has all its files, however far the removal was.
             let session = Session::of(&server, &session.id);
             eventually("it was found", async || session.show().await["state"] != "creating").await;
             server.post("/v1/sessions", json!({"key": key})).await.json(200);
@@ -114,7 +115,8 @@ async fn a_session_that_was_being_made_is_there_or_gone() {
             .await;
         is_whole(&server).await;
         let made = server.post("/v1/sessions", ask).await;
-        // Which of the two depends on how far it was; one that was announced is found.
+        // The status depends on how far the first request was. A session that was reported to the
+        // client is found.
         let is_right = if kill == Kill::Answered {
             made.status == 200
         } else {

@@ -13,8 +13,8 @@ use tokio::task::JoinHandle;
 const KILLS: u64 = 50;
 const WORKERS: u64 = 4;
 
-/// Sessions stay, variables stay, what was accepted is executed once and its output is whole, what
-/// was stopped stays stopped; and in the end nothing is left.
+/// Sessions and variables are kept. What was accepted is executed once and its output is complete.
+/// What was stopped stays stopped. In the end nothing is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_killed_fifty_times_loses_nothing() {
     let seed = std::env::var("RECOVERY_SEED").ok().and_then(|text| text.parse().ok());
@@ -66,7 +66,7 @@ async fn a_server_killed_fifty_times_loses_nothing() {
     assert!(done >= KILLS / 2, "too little work between the kills: {done}");
     eprintln!("{done} pieces of work");
 
-    // Only what lives may be there, and none of it after a last stop.
+    // Only live sessions may have left traces. After all of them are stopped, nothing is left.
     for session in server.get("/v1/sessions?limit=1000").await.json(200)["sessions"]
         .as_array()
         .expect("a list")

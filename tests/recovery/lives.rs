@@ -1,10 +1,11 @@
-//! Random lives of sessions, beside a model of their variables and files that must agree with them after every step.
+//! Random lives of sessions. A model of their variables and files must agree with them after every step.
 //!
-//! Sessions are created, used, put to sleep, forked, taken back, crashed and stopped. In between the server ends in an orderly
-//! way or by kill -9, also in the middle of a call; the sandbox in which its zygote is loaded is killed; its disk is full.
+//! Sessions are created, used, hibernated, forked, restored, crashed and stopped. In between the server ends, in an
+//! orderly way or by kill -9, also in the middle of a call; the sandbox that loads its zygote is killed; its disk is
+//! full.
 //!
-//! `make test-lives SECONDS=3600` goes on for as long as one likes. A failure says its seed and all steps that led to it:
-//! `make test-lives SEED=7` does the same again, as far as clocks allow.
+//! `make test-lives SECONDS=3600` runs for that long. A failure prints its seed and all steps that led to it. `make
+//! test-lives SEED=7` repeats the steps, as far as timing allows.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use belljar_testkit::server::Server;
 use belljar_testkit::session::Session;
 use belljar_testkit::values::{names, text};
 
-/// For how long it goes on in `make test`.
+/// How long the test runs in `make test`.
 const SECONDS: u64 = 40;
 
 /// Sessions that live at the same time.
@@ -29,7 +30,7 @@ const SESSIONS: usize = 4;
 
 const SIGKILL: i32 = 9;
 
-/// Prints what a session has, as [`State::shown`] does.
+/// Prints the variables and files of a session in the same form as [`State::shown`].
 const LOOK: &str = "import json, os\n\
     print(json.dumps([\
     {n: v if isinstance(v, int) else [len(v), sum(v)] for n, v in globals().items() if n[0] == 'v' and n[1:].isdigit()}, \
@@ -38,9 +39,9 @@ const LOOK: &str = "import json, os\n\
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Variable {
     Number(u64),
-    /// So many of one byte.
+    /// This many bytes (first) of one value (second).
     Bytes(u64, u64),
-    /// The numbers below it.
+    /// The numbers below this one.
     List(u64),
 }
 
@@ -75,7 +76,7 @@ impl Variable {
 struct State {
     variables: BTreeMap<String, Variable>,
     files: BTreeMap<String, String>,
-    /// The kernel died, and nobody has been told yet.
+    /// The kernel died, and no result has reported it yet.
     unsaid: bool,
 }
 
@@ -92,7 +93,8 @@ struct Life {
     id: String,
     state: State,
     checkpoints: Vec<(String, State)>,
-    /// Executions during which the server was killed: there may be a checkpoint that no result names.
+    /// Executions during which the server was killed. They may have a checkpoint that no result
+    /// names.
     unreported: Vec<(String, State)>,
 }
 
@@ -146,7 +148,7 @@ impl World {
         eprintln!("{}: {what}{full}", self.steps);
     }
 
-    /// One of so many.
+    /// A random index below this number.
     fn choose(&mut self, of: usize) -> usize {
         usize::try_from(self.dice.below(of as u64)).expect("less than a usize")
     }
@@ -189,7 +191,8 @@ impl World {
         }
     }
 
-    /// Whether it was done. With a full disk it may be refused, and then nothing has happened.
+    /// Whether the call succeeded. With a full disk it may be refused, and then it has changed
+    /// nothing.
     #[track_caller]
     fn done(&self, answer: &Answer, status: u16) -> bool {
         if self.is_full && answer.status == 507 {
@@ -201,7 +204,7 @@ impl World {
         true
     }
 
-    /// Runs something; `None` if there was no room for that.
+    /// Runs an execution; `None` if the disk had no room for it.
     async fn exec(&mut self, at: usize, mut ask: Value) -> Option<Value> {
         self.asked += 1;
         let exec = format!("e{}", self.asked);
@@ -222,7 +225,7 @@ impl World {
         Some(result)
     }
 
-    /// What there is after an execution may be gone back to.
+    /// Remembers the state after an execution if a checkpoint was made.
     fn note_checkpoint(&mut self, at: usize, result: &Value) {
         if result["checkpoint"] == true {
             let life = &mut self.lives[at];
@@ -258,7 +261,7 @@ impl World {
         let ask = match self.dice.below(4) {
             0 => json!({"storage": "BIND"}),
             1 => json!({}),
-            // What four of them keep has to fit on the disk.
+            // The checkpoints of four sessions have to fit on the disk.
             _ => json!({"checkpoints": {"max": 4, "max_bytes": "48M"}}),
         };
         self.say(&format!("create {ask}"));
@@ -305,7 +308,7 @@ impl World {
         }
     }
 
-    /// Nothing of a command that has ended keeps a session from sleeping.
+    /// A command that has ended leaves nothing that prevents hibernation.
     async fn command_and_sleep(&mut self, at: usize) {
         self.say(&format!("{at}: a command, and sleep"));
         if let Some(result) = self.exec(at, json!({"command": "echo $$ | cat"})).await {
@@ -323,7 +326,7 @@ impl World {
 
     async fn hibernate(&mut self, at: usize, force: bool) {
         let session = self.session(at);
-        // One that sleeps already says what was lost when it began to.
+        // A session that is hibernated already reports what was lost when it hibernated.
         let slept = session.show().await["state"] == "hibernated";
         let answer =
             session.client.post(&session.path("/hibernate"), json!({"force": force})).await;
@@ -350,7 +353,7 @@ impl World {
         }
     }
 
-    /// The number of checkpoints of a session; the model forgets those that the session has dropped.
+    /// The number of checkpoints of a session. The model drops those that the session has dropped.
     async fn checkpoints(&mut self, at: usize) -> usize {
         let session = self.session(at);
         let listed = session.client.get(&session.path("/checkpoints")).await.text(200);
@@ -394,7 +397,7 @@ impl World {
         self.note_checkpoint(at, &result);
     }
 
-    /// It dies while nobody looks.
+    /// The kernel dies between executions.
     async fn kill_kernel(&mut self, at: usize) {
         self.say(&format!("{at}: the kernel is killed"));
         let ask = json!({"code": "import os; print(os.getpid())"});
@@ -411,7 +414,7 @@ impl World {
         }
     }
 
-    /// What cannot be kept is lost with `force` only, and listed; the rest is kept.
+    /// State that cannot be kept is lost with `force` only, and is then listed. The rest is kept.
     async fn leave_behind(&mut self, at: usize) {
         self.say(&format!("{at}: sleep without a thread"));
         let code = "import threading, time\n\
@@ -428,7 +431,7 @@ impl World {
         }
         let mut answer = ask(true).await;
         if !self.done(&answer, 200) {
-            // The model knows no threads, so it goes on without.
+            // The model knows no threads, so the session must hibernate without this one.
             self.free();
             answer = ask(true).await;
         }
@@ -473,7 +476,8 @@ impl World {
         self.serve().await;
     }
 
-    /// The execution is asked for again, and is executed once.
+    /// The server is killed during an execution. The repeated request does not execute the code
+    /// twice.
     async fn kill_during_exec(&mut self, at: usize) {
         self.free();
         let (name, value) = (format!("v{}", self.dice.below(6)), Variable::any(&mut self.dice));
@@ -496,7 +500,8 @@ impl World {
         }
     }
 
-    /// Killed in the middle of it, a session is what it was; or, taken back, what it was then.
+    /// The server is killed during a call. Afterwards the session is as before the call, or, for a
+    /// restore, as in the checkpoint.
     async fn kill_during_call(&mut self, at: usize) {
         self.free();
         let known = self.checkpoints(at).await;
@@ -522,7 +527,7 @@ impl World {
             let found = found.unwrap_or_else(|| panic!("neither: {result:#}"));
             life.state = State { unsaid: false, ..found };
         }
-        // Forks that nobody was told of.
+        // Stops forks whose ids never reached the client.
         let listed = self.server().get("/v1/sessions?limit=1000").await.json(200);
         for listed in listed["sessions"].as_array().expect("a list") {
             let (id, state) = (text(&listed["id"]), text(&listed["state"]));
@@ -533,11 +538,11 @@ impl World {
         }
     }
 
-    /// Asks for something and kills the server at any moment after.
+    /// Sends a request and kills the server at a random moment after it.
     async fn kill_meanwhile(&mut self, path: &str, ask: &Value, most_ms: u64) {
         let mut connection = self.server().connect().await;
         let request = self.server().request(hyper::Method::POST, path, ask.to_string());
-        // It has no answer, unless it is quick.
+        // The request gets no answer, unless the server is quick.
         let asking = tokio::spawn(async move { drop(connection.try_send(request).await) });
         tokio::time::sleep(Duration::from_millis(self.dice.below(most_ms))).await;
         self.server.take().expect("it runs").kill().await;
@@ -549,7 +554,7 @@ impl World {
     async fn serve(&mut self) {
         let server = self.disk.serve(&self.installation).await;
         if self.dice.below(2) == 0 {
-            // The sandbox in which the new zygote is loaded dies; it is made again.
+            // Kills the sandbox that loads the new zygote. The server makes another one.
             let mut pids = self.installation.scratch().processes();
             pids.retain(|pid| is_of_zygote(*pid));
             for pid in pids {
@@ -560,8 +565,8 @@ impl World {
     }
 
     async fn end(mut self) {
-        // A server that is killed while it makes a sandbox may leave its control group, if the sandbox joins it after the next
-        // server has looked. The one after that removes it.
+        // A server that is killed while it makes a sandbox may leave the control group of the sandbox, if the sandbox
+        // joins it after the next server has looked for leftovers. The server after that removes it.
         self.terminate().await;
         for at in 0..self.lives.len() {
             self.look(at).await;

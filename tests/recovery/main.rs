@@ -1,4 +1,4 @@
-//! What is left of everything when the server is killed, and what its successor makes of it.
+//! What remains when the server is killed, and how the next server continues with it.
 
 mod disk;
 mod half_done;

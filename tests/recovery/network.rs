@@ -1,4 +1,4 @@
-//! The way out of a sandbox whose server was killed.
+//! Network access of a sandbox whose server was killed.
 
 use std::sync::Arc;
 
@@ -27,11 +27,11 @@ async fn old_connections_end_and_new_ones_wait_for_the_successor() {
     );
     let pending = session.begin("visit", "running", json!({"code": code})).await;
     session.has_printed("visit", "held").await;
-    // Goes on by itself, and asks while nobody is there to answer.
+    // The code continues, and sends a request while no server is there to answer.
     session.shell("touch /session/go").await;
     let installation = server.kill().await;
     pending.abandon();
-    // Long enough to arrive, if there were a way without the server.
+    // Long enough for the request to arrive, if there were a way around the server.
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
     assert_eq!(site.heads().len(), 1, "{:?}", site.heads());
 

@@ -1,4 +1,4 @@
-//! Sessions that sleep while their server dies, or are about to.
+//! Sessions that are hibernated, or about to be, when their server is killed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ async fn one_that_sleeps_is_there_for_the_next_server_and_wakes() {
     server.warmed_up().await;
     let installation = server.kill().await;
     installation.has_no_traces().await;
-    // What nobody knows of goes.
+    // Files that belong to no known session or snapshot are removed.
     std::fs::create_dir(installation.frozen().join("ses_unknown")).expect("a directory");
     let album = installation.frozen().join(&session.id);
     std::fs::write(album.join("9999.pages"), "half").expect("a file");
@@ -46,8 +46,8 @@ async fn one_that_sleeps_is_there_for_the_next_server_and_wakes() {
     installation.has_no_traces().await;
 }
 
-/// A session that had never slept can sleep and branch under the next server: what its kernel began with is not the
-/// business of the server that brought it.
+/// A session that never hibernated can hibernate and fork under the next server. The memory that its kernel started
+/// with does not depend on the server that provided it.
 #[tokio::test]
 async fn one_that_never_slept_sleeps_and_branches_under_the_next_server() {
     let server = installation().serve().await;
@@ -69,7 +69,8 @@ async fn one_that_never_slept_sleeps_and_branches_under_the_next_server() {
     Session::of(&server.client(), &session.id).stop().await;
 }
 
-/// The same for sessions of the pool, after an orderly end, and for those that fall asleep by themselves.
+/// The same for sessions of the pool after an orderly end of the server, and for sessions that hibernate
+/// automatically.
 #[tokio::test]
 async fn one_of_the_pool_falls_asleep_by_itself_under_the_next_server() {
     let installation = Installation::new()
@@ -97,8 +98,8 @@ async fn one_of_the_pool_falls_asleep_by_itself_under_the_next_server() {
     Session::of(&server.client(), &session.id).stop().await;
 }
 
-/// A result was returned and the server killed before it had stored it. The next one reads it from the sandbox, and does not take
-/// it for an execution that runs.
+/// A result was returned, and the server was killed before it had stored the result. The next server reads it from the
+/// sandbox, and does not report the execution as running.
 #[tokio::test]
 async fn an_execution_whose_result_was_returned_does_not_run() {
     let server = installation().serve().await;
@@ -147,7 +148,8 @@ async fn a_picture_that_is_damaged_is_said_to_be() {
     assert!(text(&seen["reason"]).contains("could not be woken"), "{seen:#}");
 }
 
-/// kill -9 while a session falls asleep, wakes and branches: after each it has all that was told.
+/// kill -9 while a session hibernates, wakes and forks. Afterwards it has everything that was
+/// reported to the client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_killed_at_any_stage_of_a_sleep_loses_nothing() {
     let seed = std::env::var("RECOVERY_SEED").ok().and_then(|text| text.parse().ok());
@@ -163,7 +165,7 @@ async fn a_server_killed_at_any_stage_of_a_sleep_loses_nothing() {
         let session = Session::of(&server.client(), &id);
         let work = tokio::spawn(async move {
             loop {
-                // The server is about to die: some of these have no answer.
+                // The server is about to be killed: some of these requests get no answer.
                 let _ = session.client.post(&session.path("/hibernate"), json!({})).await;
                 let _ = session.client.post(&session.path("/fork"), json!({"count": 2})).await;
                 let _ = session.exec(json!({"code": "len(range(x))"})).await;
@@ -176,7 +178,7 @@ async fn a_server_killed_at_any_stage_of_a_sleep_loses_nothing() {
         server = installation.serve().await;
         let session = Session::of(&server.client(), &id);
         let code = "x += 1; open('f', 'a').write('.'); print(x, len(open('f').read()))";
-        // It may have to end first what was accepted before.
+        // The session may first have to finish requests that it accepted earlier.
         let ask = json!({"code": code, "exec_id": format!("add{round}")});
         let told = session.exec(ask).await.json(200);
         done += 1;

@@ -1,5 +1,6 @@
-//! One thing at a time: what a new server finds after the old one was killed, and what it does with it. Variables, and
-//! executions that run, wait or have finished: `a_successor_goes_on` in `tests/contract/lives.rs`, for every backend.
+//! What a new server finds after the old one was killed, and what it does with it, one case at a time. Variables, and
+//! executions that run, wait or have finished, are tested by `a_successor_goes_on` in `tests/contract/lives.rs`, for
+//! every backend.
 
 use std::sync::Arc;
 
@@ -50,7 +51,7 @@ async fn a_sandbox_that_died_meanwhile_is_reported_and_not_replaced_in_silence()
     let held = session.exec_info("held").await;
     assert_eq!(held["result"]["status"], "crashed", "{held:#}");
     session.exec(json!({"code": "1"})).await.error(410, "session_ended");
-    // The one it had is gone without a trace.
+    // The sandbox of the session is gone without a trace.
     installation.has_no_traces().await;
     let made = server.post("/v1/sessions", json!({"key": "k"})).await.json(201);
     assert_eq!(made["replaced"]["id"], session.id, "{made:#}");
@@ -63,13 +64,13 @@ async fn sandboxes_without_a_record_are_removed() {
     let kept = server.session().await;
     eventually("the pool is full", async || server.metric("belljar_pool_ready").await == 3.0).await;
     let installation = server.kill().await;
-    // They end by themselves; what they leave is removed by the successor.
+    // Sandboxes of the pool end by themselves. The next server removes what they leave.
     let server = installation.serve().await;
     eventually("it is ready", async || server.get("/readyz").await.status == 200).await;
     assert_eq!(Session::of(&server.client(), &kept.id).printed("print(1)").await, "1\n");
     let expected = |traces: &[String]| {
         let sockets = traces.iter().filter(|trace| trace.starts_with("socket")).count();
-        // The session's own, and a full pool.
+        // One socket of the session, and three of a full pool.
         sockets == 4
     };
     eventually("only what lives is left", async || {

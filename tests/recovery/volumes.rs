@@ -1,4 +1,4 @@
-//! Volumes of a server that is killed while it makes or removes them: there, or gone.
+//! The server is killed while it makes or removes volumes. Afterwards each volume is there or gone.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,16 +12,16 @@ use belljar_testkit::server::Server;
 use belljar_testkit::values::names;
 use belljar_testkit::wait::eventually;
 
-/// From before it is begun to after it is done.
+/// From before the operation begins to after it is done.
 const MOMENTS_MS: [u64; 5] = [0, 2, 6, 15, 60];
 
-/// What is on disk, by the names of directories.
+/// The names of the directories of volumes on disk.
 fn on_disk(server: &Server) -> BTreeSet<String> {
     let root = server.path("volumes");
     names(&root).iter().flat_map(|owner| names(&root.join(owner))).collect()
 }
 
-/// What is mounted below the place's volumes, in the namespace of us all.
+/// Mounts below the volumes of this installation, in the mount namespace of this process.
 fn mounted(server: &Server) -> Vec<String> {
     let installation = server.path("volumes").display().to_string();
     let mounts = fs::read_to_string("/proc/self/mountinfo").expect("a list");
@@ -32,7 +32,7 @@ async fn listed(server: &Server) -> Vec<Value> {
     server.get("/v1/volumes").await.json(200)["volumes"].as_array().expect("a list").clone()
 }
 
-/// Nothing is on disk but what is told of, and nothing half-done stays mounted.
+/// Only listed volumes are on disk, and no unfinished volume stays mounted.
 async fn is_whole(server: &Server) {
     eventually("what was half-done is gone", async || {
         on_disk(server).len() == listed(server).await.len() && mounted(server).is_empty()
@@ -43,7 +43,7 @@ async fn is_whole(server: &Server) {
     in_all(server, code).await;
 }
 
-/// Runs code that sees all volumes.
+/// Runs code in a sandbox with all volumes.
 async fn in_all(server: &Server, code: &str) {
     let all = listed(server).await;
     let names = all.iter().map(|volume| volume["name"].as_str().expect("text").to_owned());
@@ -67,7 +67,7 @@ async fn a_volume_half_made_or_half_removed_is_there_or_gone() {
             making.abort();
             is_whole(&server).await;
             made = listed(&server).await.len();
-            // The name is free, or is the volume's.
+            // The name is free, or the volume has it.
             let again = json!({"name": format!("v{moment}"), "size": "64M"});
             assert!([201, 409].contains(&server.post("/v1/volumes", again).await.status));
         }

@@ -1,4 +1,5 @@
-//! A client that works against a server which is killed again and again, and notices every lie.
+//! A client that works against a server which is killed again and again, and detects every wrong
+//! answer.
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use tokio::net::TcpStream;
 /// How long a server may be away before a worker gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Deterministic, so that a failure can be looked at again with the same seed.
+/// Deterministic: a failure can be repeated with the same seed.
 pub(crate) struct Dice(u64);
 
 impl Dice {
@@ -28,7 +29,7 @@ impl Dice {
     }
 }
 
-/// An answer, whole.
+/// A complete answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -49,14 +50,14 @@ impl Answer {
     }
 }
 
-/// Asks until there is an answer; every request of ours may safely be sent twice.
+/// Repeats a request until there is an answer. All our requests can safely be sent twice.
 pub(crate) async fn insist(port: u16, method: &str, path: &str, body: &Value) -> Answer {
     let deadline = Instant::now() + PATIENCE;
     loop {
         assert!(Instant::now() < deadline, "no answer to {method} {path} {body}");
         let asked = tokio::time::timeout(PATIENCE, ask(port, method, path, body)).await;
         if let Some(answer) = asked.ok().flatten()
-            // A server that stops or starts says so.
+            // A server that stops or starts answers 503.
             && answer.status != 503
         {
             return answer;
@@ -65,7 +66,7 @@ pub(crate) async fn insist(port: u16, method: &str, path: &str, body: &Value) ->
     }
 }
 
-/// `None` if the server went away before it had answered in full.
+/// `None` if the server ended before it had answered completely.
 async fn ask(port: u16, method: &str, path: &str, body: &Value) -> Option<Answer> {
     let mut stream = send(port, method, path, body).await.ok()?;
     let mut bytes = Vec::new();
@@ -77,7 +78,7 @@ async fn ask(port: u16, method: &str, path: &str, body: &Value) -> Option<Answer
     whole.then(|| Answer { status, body: body.to_vec() })
 }
 
-/// An old protocol, whose answers end with the connection and are not cut into chunks.
+/// Uses HTTP/1.0, whose answers end with the connection and are not chunked.
 async fn send(port: u16, method: &str, path: &str, body: &Value) -> io::Result<TcpStream> {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
@@ -95,13 +96,13 @@ fn split(bytes: &[u8]) -> Option<(&str, &[u8])> {
     Some((std::str::from_utf8(&bytes[..end]).ok()?, &bytes[end + 4..]))
 }
 
-/// What came of a stream of events before it ended or broke off: text, where to go on, and whether
-/// that was all.
+/// Reads a stream of events until it ends or breaks off. Returns the text, the position to continue
+/// from, and whether the execution is done.
 async fn listen(port: u16, path: &str, mut offset: u64) -> Option<(String, u64, bool)> {
     let path = format!("{path}?offset={offset}");
     let mut stream = send(port, "GET", &path, &Value::Null).await.ok()?;
     let mut bytes = Vec::new();
-    // Broken off is as good as ended: what was whole counts.
+    // A broken stream is treated like an ended one: complete events count.
     let _ = stream.read_to_end(&mut bytes).await;
     let (head, body) = split(&bytes)?;
     head.starts_with("HTTP/1.0 200").then_some(())?;
@@ -122,7 +123,7 @@ async fn listen(port: u16, path: &str, mut offset: u64) -> Option<(String, u64, 
     Some((text, offset, done))
 }
 
-/// Works in one session of its own, counting what it has done on both sides.
+/// Works in its own session, and counts its steps both here and in the kernel.
 pub(crate) struct Worker {
     name: String,
     port: u16,
@@ -148,7 +149,7 @@ impl Worker {
         worker
     }
 
-    /// The session with our key: the same one, always.
+    /// Finds the session with our key. It must always be the same one.
     async fn find(&self) -> String {
         let ask = json!({"key": self.name});
         let body = insist(self.port, "POST", "/v1/sessions", &ask).await.ok();
@@ -167,7 +168,7 @@ impl Worker {
         self.total.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One more entry in the kernel's log, exactly once.
+    /// Appends an entry to the kernel's log, exactly once.
     async fn count(&mut self) {
         let n = self.steps;
         let result = self.step(&format!("log.append({n})\nprint(len(log), log[-1])")).await;
@@ -175,12 +176,13 @@ impl Worker {
         assert_eq!(printed, format!("{} {n}\n", self.counted()), "{result:#}");
     }
 
-    /// How many entries the log has now: every step but the first, and those that only print.
+    /// How many entries the log has now: one for each step except the first.
     fn counted(&self) -> u64 {
         self.steps - 1
     }
 
-    /// Executes with an id of our own, so that asking again after a lost answer is no second time.
+    /// Executes code with our own id, so that a repeated request after a lost answer does not
+    /// execute it twice.
     async fn step(&mut self, code: &str) -> Value {
         let exec_id = format!("{}-{}", self.name, self.steps);
         self.steps += 1;
@@ -189,7 +191,7 @@ impl Worker {
         loop {
             let answer = insist(self.port, "POST", &path, &ask).await;
             let result = answer.ok();
-            // Asked for while its predecessor's execution was still being joined.
+            // The server is still joining the execution, which its predecessor started.
             if result.get("status").is_none() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
                 continue;
@@ -200,7 +202,7 @@ impl Worker {
         }
     }
 
-    /// Follows output through however many servers: every line once, in order.
+    /// Follows output across any number of servers: every line once, in order.
     async fn stream(&mut self) {
         const LINES: u64 = 40;
         let n = self.steps;
@@ -212,7 +214,7 @@ impl Worker {
         );
         let ask = json!({"code": code, "exec_id": exec_id, "background": false});
         let exec = format!("/v1/sessions/{}/exec", self.session);
-        // Accepted, at the latest, when anybody knows of it.
+        // The execution was accepted, at the latest, when a GET finds it.
         let port = self.port;
         let asking = tokio::spawn(async move { insist(port, "POST", &exec, &ask).await });
         let known = format!("/v1/sessions/{}/execs/{exec_id}", self.session);
@@ -236,7 +238,7 @@ impl Worker {
         asking.await.expect("no panic");
     }
 
-    /// A session that comes and goes; once it is stopped it stays so.
+    /// A short-lived session. Once it is stopped, it stays stopped.
     async fn passing_session(&mut self) {
         let ask = json!({"key": format!("{}-passing-{}", self.name, self.dice.below(3))});
         let body = insist(self.port, "POST", "/v1/sessions", &ask).await.ok();
@@ -253,7 +255,7 @@ impl Worker {
         assert_eq!(result["results"][0]["data"]["text/plain"], "42", "{result:#}");
     }
 
-    /// Everything that was ever acknowledged is still so.
+    /// Everything that was ever acknowledged is still true.
     pub(crate) async fn check(&mut self) {
         let shown = format!("/v1/sessions/{}", self.session);
         let shown = insist(self.port, "GET", &shown, &Value::Null).await.ok();

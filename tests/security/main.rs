@@ -1,8 +1,8 @@
-//! Attacks from inside, each a small file under `attacks/` that tries one thing and fails the build
-//! if it succeeds.
+//! Attacks from inside a sandbox. Each is a small file under `attacks/` that tries one thing, and
+//! fails the build if it succeeds.
 //!
 //! Every attack is made twice: through the command line, in a kernel started by executing Python,
-//! and in a kernel forked from a zygote, which is where the speed and the risk of residue are.
+//! and in a kernel forked from a zygote, which is faster and has the risk of leftover data.
 
 mod surfaces;
 mod walls;
@@ -23,7 +23,7 @@ use belljar_testkit::attack::{Attack, Outcome};
 use belljar_testkit::attack_host::AttackHost;
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// An attack on a server of its own.
+/// An attack that starts its own server.
 type Surface = fn() -> Result<(), Failed>;
 
 fn main() {
@@ -109,7 +109,7 @@ async fn attack_forked_kernels(
         return Err(format!("the zygote has several threads: {:?}", warm.threads).into());
     }
     let mut failures = Vec::new();
-    // Shell scripts do not meet the kernel and were tried through the command line.
+    // Shell scripts do not use the kernel and were tried through the command line.
     for attack in Attack::all().iter().filter(|a| a.path.extension().is_some_and(|e| e == "py")) {
         let directory = tempfile::tempdir()?;
         let mut outcomes = Vec::new();

@@ -1,6 +1,6 @@
-//! Attacks through what a session shares with its host, its forks and other sessions: the line over
-//! which its kernel becomes files, snapshots, volumes, ports. Each drives a real server, and a bystander
-//! must not notice any of it.
+//! Attacks through what a session shares with its host, its forks and other sessions: the freeze line
+//! (the socket over which its kernel is stored in files), snapshots, volumes, ports. Each attack uses a
+//! real server, and a bystander session must not notice it.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use serde_json::Value;
 use belljar_testkit::cli_server::CliServer;
 use belljar_testkit::command::Finished;
 
-/// What a bystander waits at most for one line of code. It takes milliseconds; a server that is held
-/// up by somebody else's kernel takes seconds.
+/// How long a bystander may wait for one line of code. It takes milliseconds; if the server is
+/// blocked by the kernel of another session, it takes seconds.
 const UNDISTURBED: Duration = Duration::from_secs(3);
 
-/// Kernels that answer for the one that should have: each replaces what speaks on the line.
+/// Kernels that send false answers: each replaces the code that answers on the freeze line.
 const LIARS: [(&str, &str); 6] = [
     ("says nothing", "line.close()"),
     ("says nonsense", "line.send(b'\\xff' * 1000); line.close()"),
@@ -39,7 +39,7 @@ const LIARS: [(&str, &str); 6] = [
     ),
 ];
 
-/// Code on the line that makes files of a kernel harms its own session and nobody else.
+/// A kernel that lies on the freeze line harms its own session and no other.
 pub(crate) fn liars_on_the_freeze_line() -> Result<(), Failed> {
     let served = CliServer::on_tcp();
     let bystander = served.create(&[]);
@@ -62,7 +62,8 @@ pub(crate) fn liars_on_the_freeze_line() -> Result<(), Failed> {
         if hibernated.code == Some(0) && liar.starts_with("says") {
             return Err(format!("{liar}: nobody listened to the liar: {hibernated}").into());
         }
-        // Whether it was believed or not: what comes back is the session's own, or an error of its own.
+        // Whether the lie was believed or not, the session wakes with its own state or with an error of
+        // its own.
         let woken = served.call(["exec", &session, "-c", "print('secret' in globals())"]);
         if woken.code == Some(0) && woken.stdout() != "False\n" {
             return Err(format!("{liar}: it woke up as somebody else: {woken}").into());
@@ -81,7 +82,7 @@ pub(crate) fn liars_on_the_freeze_line() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The files that sessions are made of are shared by forks, and cannot be changed by any of them.
+/// Forks share the files of snapshots, and none of them can change these files.
 pub(crate) fn forks_cannot_change_what_they_share() -> Result<(), Failed> {
     let served = CliServer::on_tcp();
     let session = served.create(&[]);
@@ -136,8 +137,8 @@ print('ESCAPED' if holes else 'CONTAINED', tried > 0, holes[:3])";
     }
 }
 
-/// Code with a volume tries to get out of it, to write to one that it may only read, and to leave traps
-/// for the host.
+/// Code with a volume tries to get out of it, to write to a read-only volume, and to leave traps for
+/// the host.
 pub(crate) fn volumes_hold_what_is_put_in_them() -> Result<(), Failed> {
     let served = CliServer::on_tcp();
     let volume = |args: &[&str]| -> Finished {
@@ -205,7 +206,7 @@ print('ESCAPED' if holes else 'CONTAINED', holes)";
     if !tried.stdout().starts_with("CONTAINED") {
         return Err(tried.to_string().into());
     }
-    // The host looks at it and removes it, traps and all, and its own files are there afterwards.
+    // The host reads the volume and removes it, with all traps. The host's own files are unchanged.
     let before = std::fs::read("/etc/passwd")?;
     served.ok(["stop", &writer, &reads]);
     for args in [&["show", "shared", "--json"][..], &["remove", "shared"], &["remove", "other"]] {
@@ -217,8 +218,8 @@ print('ESCAPED' if holes else 'CONTAINED', holes)";
     if std::fs::read("/etc/passwd")? == before { Ok(()) } else { Err("a trap worked".into()) }
 }
 
-/// A port that something in one session listens on, as a browser does for its tasks, is no port for
-/// other sessions nor for the host; neither is a socket with a name or a terminal.
+/// A port that a program in one session listens on, as a browser does, cannot be reached from other
+/// sessions nor from the host. The same is true for a named socket and for a terminal.
 pub(crate) fn ports_and_terminals_are_the_sessions_own() -> Result<(), Failed> {
     let served = CliServer::on_tcp();
     let (one, other) = (served.create(&[]), served.create(&[]));
@@ -266,8 +267,8 @@ print('ESCAPED' if holes else 'CONTAINED', holes)"
     }
 }
 
-/// A kernel that lies about how full it is, or stops its own terminals, does not keep the session from
-/// being shown and stopped.
+/// A kernel that ignores all signals, leaves a detached process and closes its descriptors does not
+/// prevent the session from being shown and stopped.
 pub(crate) fn a_session_that_plays_dead_can_be_stopped() -> Result<(), Failed> {
     let served = CliServer::on_tcp();
     let session = served.create(&[]);

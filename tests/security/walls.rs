@@ -1,11 +1,13 @@
-//! A positive control for every wall: a sandbox is made without it, and an attack must notice.
+//! A positive control for every wall: a sandbox is made without the wall, and an attack must
+//! notice.
 //!
-//! `walls.txt` says for each wall which attacks notice that it is missing, the quickest first. The
-//! quick form tries the first of them; `make test-walls` tries all attacks on all walls and fails where
-//! the table has become untrue. A wall that nobody misses is in `BACKED` (`native/walls.rs`), with
+//! `walls.txt` lists for each wall the attacks that notice when it is missing, the quickest first. The
+//! quick form tries the first of them. `make test-walls` tries all attacks on all walls and fails where
+//! the table is wrong. A wall whose absence no attack notices is in `BACKED` (`native/walls.rs`), with
 //! the wall that stands behind it and the reason.
 //!
-//! The server is this program. Spawner and guest are the real ones and know nothing of it.
+//! The server is this program. Spawner and guest are the real ones, and are not changed for this
+//! test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -32,27 +34,28 @@ use belljar_testkit::scratch_host::ScratchHost;
 
 const TABLE: &str = include_str!("walls.txt");
 
-/// Not an attack from inside: the host looks which ids the processes of a sandbox have.
+/// Not an attack from inside: the host checks which ids the processes of a sandbox have.
 const HOST_LOOKS_AT_IDS: &str = "host_looks_at_ids";
 
-/// The same, whether a sandbox that wants more of a processor than its share is held back. Code inside cannot
-/// tell that from a busy machine.
+/// Also a check by the host: whether a sandbox that wants more than its share of a processor is throttled.
+/// Code inside cannot distinguish that from a busy machine.
 const HOST_LOOKS_AT_THROTTLING: &str = "host_looks_at_throttling";
 
-/// What the table says where a sandbox is not even made without the wall.
+/// Entry of the table for a wall without which no sandbox can be made.
 const NOT_MADE: &str = "NOT-MADE";
 
-/// Tried at the same time. Some attacks measure what they get of the machine.
+/// How many walls are tried at the same time. Few, because some attacks measure their share of the
+/// machine.
 const AT_ONCE: usize = 3;
 
-/// For attacks that a missing wall lets run on.
+/// Time limit for attacks that do not end because a wall is missing.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Kinds of attacks that say nothing of walls: they are about the host's own code, and were judged
-/// with all walls in place.
+/// Kinds of attacks that do not test walls. They test the host's own code, and were judged with all
+/// walls in place.
 const ELSEWHERE: [&str; 5] = ["artifact_", "control_", "crash_", "residue_", "limit_output"];
 
-/// Those that would reach sandboxes of others if a wall is missing, or that take their time.
+/// Attacks that would reach other sandboxes if a wall is missing, or that take long.
 const LEFT_OUT: [&str; 8] = [
     "process_kill_everyone",
     "process_stop_everyone",
@@ -64,7 +67,7 @@ const LEFT_OUT: [&str; 8] = [
     "limit_time_stubborn",
 ];
 
-/// What came of an attack on a sandbox that lacks something.
+/// The outcome of an attack on a sandbox that lacks a wall.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Verdict {
     Held,
@@ -77,10 +80,10 @@ struct WallSite {
     image: Image,
     host: AttackHost,
     attacks: BTreeMap<String, Attack>,
-    /// Shown to sandboxes at `/data`.
+    /// Mounted in sandboxes at `/data`.
     data: tempfile::TempDir,
-    /// Starts the spawner on a host that grants all it can: what a sandbox may not have, it must not
-    /// have by a wall of its own.
+    /// Starts the spawner on a host that grants as much as it can. What a sandbox may not have must
+    /// be denied by one of its own walls.
     generous: PathBuf,
 }
 
@@ -88,7 +91,7 @@ impl WallSite {
     fn new() -> Result<WallSite, Failed> {
         let settings = Settings::load()?;
         let data = tempfile::tempdir()?;
-        // Sandboxes are other users.
+        // Sandboxes run as other users.
         fs::set_permissions(data.path(), fs::Permissions::from_mode(0o755))?;
         fs::write(data.path().join("table.csv"), "a,b\n1,2\n")?;
         let generous = data.path().with_extension("belljar");
@@ -152,7 +155,7 @@ impl WallSite {
         })
     }
 
-    /// Two sandboxes at a time have ids of their own, beyond all that people have.
+    /// Two sandboxes at a time have different ids, above the ids of people.
     async fn look_at_ids(&self, runtime: &Arc<NativeRuntime>) -> Result<Verdict, Failed> {
         let mut made = Vec::new();
         for _ in 0..2 {
@@ -172,7 +175,7 @@ impl WallSite {
         Ok(if held { Verdict::Held } else { Verdict::Noticed(format!("host ids {uids:?}")) })
     }
 
-    /// A loop under a small share of a processor is held back.
+    /// A loop with a small share of a processor is throttled.
     async fn look_at_throttling(&self, runtime: &Arc<NativeRuntime>) -> Result<Verdict, Failed> {
         let limits = Limits { millicpus: 50, ..Limits::default() };
         let sandbox = match runtime.create(&SandboxSpec { limits, ..SandboxSpec::default() }).await
@@ -205,7 +208,7 @@ impl WallSite {
         Ok(if held { Verdict::Held } else { Verdict::Noticed(format!("throttled {throttled:?}")) })
     }
 
-    /// Those that could notice that something is missing, by name.
+    /// Names of the attacks that could notice a missing wall.
     fn candidates(&self, gap: Option<&Gap>) -> Vec<String> {
         let limit = match gap {
             Some(Gap::Step { text, .. }) => !text.starts_with("mask") && !text.starts_with("seal"),
@@ -238,12 +241,12 @@ impl Drop for WallSite {
     }
 }
 
-/// A word of the shell.
+/// Quotes a word for the shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// The table, as it is checked in: wall, and who notices.
+/// The table in the repository: for each wall, the attacks that notice.
 fn table() -> BTreeMap<String, Vec<String>> {
     let lines = TABLE.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
     let entries = lines.map(|line| {
@@ -257,10 +260,10 @@ fn backed(wall: &str) -> Option<&'static Backed> {
     BACKED.iter().find(|backed| backed.wall == wall)
 }
 
-/// Lets whatever is started have real-time scheduling, where we may.
+/// Allows real-time scheduling for every program that is started, where we may.
 const GENEROUS: &str = "ulimit -r 99 && ulimit -e 40";
 
-/// Whether this machine has what the wall is in front of.
+/// Whether this machine has the feature that the wall protects.
 fn is_here(wall: &str) -> bool {
     if wall == "forbid real-time scheduling" {
         let granted = std::process::Command::new("bash").args(["-c", GENEROUS]).output();
@@ -291,7 +294,7 @@ fn all_walls(site: &WallSite) -> Result<Vec<(String, Vec<Gap>)>, Failed> {
     }
 }
 
-/// One line of what is printed, or why the build fails.
+/// Returns the line to print for a wall, or why the build fails.
 async fn check(site: &WallSite, name: &str, gaps: Vec<Gap>) -> Result<String, Failed> {
     let backing = backed(name);
     if let Some(Backed { by: None, why, .. }) = backing {
@@ -304,7 +307,7 @@ async fn check(site: &WallSite, name: &str, gaps: Vec<Gap>) -> Result<String, Fa
     let attacks = table.get(name).filter(|attacks| !attacks.is_empty()).ok_or(format!(
         "no attack misses the wall `{name}`: write one, or say in BACKED why it is not needed"
     ))?;
-    // Without the other wall alone this one holds, or it backs nothing.
+    // If only the other wall is missing, this wall must hold. Otherwise it backs nothing.
     if let [_, other] = gaps.as_slice() {
         let runtime = site.runtime(vec![other.clone()]).await?;
         match site.try_one(&runtime, &attacks[0]).await? {
@@ -334,7 +337,7 @@ async fn check(site: &WallSite, name: &str, gaps: Vec<Gap>) -> Result<String, Fa
     }
 }
 
-/// `make test`: every wall is missed by the attack that is said to miss it.
+/// `make test`: for every wall, the first attack in the table notices that the wall is missing.
 pub(crate) fn quick() -> Result<(), Failed> {
     let site = WallSite::new()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -346,7 +349,7 @@ pub(crate) fn quick() -> Result<(), Failed> {
             .filter(|name| !names.contains(name.as_str()))
             .map(|name| format!("walls.txt names no wall: {name}"))
             .collect();
-        // With all walls in place none of them reports anything.
+        // With all walls in place, none of these attacks succeeds.
         let intact = site.runtime(Vec::new()).await?;
         let used: BTreeSet<String> =
             table().into_values().filter_map(|attacks| attacks.into_iter().next()).collect();
@@ -379,12 +382,13 @@ pub(crate) fn quick() -> Result<(), Failed> {
         writeln!(shown, "  {wall:<46} {line}").expect("memory");
     }
     print!("{shown}");
-    // `make test` shows it.
+    // `make test` prints this file.
     fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join("walls.txt"), &shown)?;
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n\n").into()) }
 }
 
-/// `make test-walls`: all attacks on sandboxes that lack one wall; says what the table should be.
+/// `make test-walls`: tries all attacks on sandboxes that lack one wall, and prints what the table
+/// should be.
 pub(crate) fn full() -> Result<(), Failed> {
     let site = WallSite::new()?;
     let only = std::env::var("WALL").ok();
@@ -393,7 +397,7 @@ pub(crate) fn full() -> Result<(), Failed> {
         let mut failures = Vec::new();
         let intact = site.runtime(Vec::new()).await?;
         let mut candidates: BTreeSet<String> = site.candidates(None).into_iter().collect();
-        // One wall is tried in a hurry: the ordinary tests show that all of them hold.
+        // Skipped for a single wall, to save time: the ordinary tests show that all walls hold.
         for name in candidates.clone().iter().filter(|_| only.is_none()) {
             let verdict = site.try_one(&intact, name).await?;
             if verdict != Verdict::Held {

@@ -1,5 +1,5 @@
-//! What a tenant can do to hold things of the server without using its processors. Each returns what keeps
-//! hold of them.
+//! Ways for a tenant to hold resources of the server without using its processors. Each attack returns a
+//! value that keeps them held.
 
 use std::any::Any;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use belljar_testkit::session::Session;
 use belljar_testkit::terminal;
 use belljar_testkit::wait::eventually;
 
-/// What is held until it is dropped.
+/// Resources that are held until this is dropped.
 pub(crate) type Hold = Vec<Box<dyn Any + Send>>;
 type Attack = fn(Attacker) -> Pin<Box<dyn Future<Output = Hold>>>;
 
@@ -38,7 +38,7 @@ attacks! {
     "throttled sandboxes" => throttled_sandboxes,
 }
 
-/// The one who attacks, and how much of everything.
+/// The attacking tenant, and the size of its attacks.
 #[derive(Clone)]
 pub(crate) struct Attacker {
     client: Client,
@@ -54,18 +54,18 @@ impl Attacker {
         Attacker { client, key: key.to_owned(), session, times }
     }
 
-    /// A connection on which this was said, and from which nothing is read.
+    /// Sends a request on a connection, and reads nothing from it.
     async fn say(&self, method: &str, path: &str, more: &str) -> Box<dyn Any + Send> {
         let key = &self.key;
         let head = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n");
         let mut wire: Pin<Box<dyn Wire>> = self.client.dial().await;
-        // A server that has had enough hangs up.
+        // The server may close the connection early.
         let _ = wire.write_all((head + more).as_bytes()).await;
         Box::new(wire)
     }
 }
 
-/// Something that goes on by itself until it is dropped.
+/// A task that runs until this is dropped.
 struct Going(JoinHandle<()>);
 
 impl Drop for Going {
@@ -78,7 +78,7 @@ fn going(doing: impl Future<Output = ()> + Send + 'static) -> Box<dyn Any + Send
     Box::new(Going(tokio::spawn(doing)))
 }
 
-/// More than tokio has threads for work that blocks.
+/// More uploads than tokio has threads for blocking work.
 async fn slow_uploads(attacker: Attacker) -> Hold {
     let mut hold = Hold::new();
     for number in 0..600 * attacker.times.min(4) {
@@ -88,7 +88,7 @@ async fn slow_uploads(attacker: Attacker) -> Hold {
     hold
 }
 
-/// Each announces as much as a body may have, and sends a part of it.
+/// Each request announces a very large body, and sends a part of it.
 async fn slow_bodies(attacker: Attacker) -> Hold {
     let part = " ".repeat(200_000);
     let more =
@@ -100,7 +100,7 @@ async fn slow_bodies(attacker: Attacker) -> Hold {
     hold
 }
 
-/// A lot of NUL bytes, each of which is six characters in JSON.
+/// Prints many NUL bytes. Each takes six characters in JSON.
 async fn large(attacker: &Attacker) -> String {
     let ask = json!({
         "code": "import sys\n_ = sys.stdout.write(chr(0) * (16 << 20))",
@@ -123,7 +123,7 @@ async fn unread_results(attacker: Attacker) -> Hold {
     hold
 }
 
-/// Of what is over, and of what goes on for ever.
+/// Streams of a finished execution and of one that never ends, all of them unread.
 async fn unread_streams(attacker: Attacker) -> Hold {
     let over = large(&attacker).await + "/events";
     let endless = json!({
@@ -140,7 +140,7 @@ async fn unread_streams(attacker: Attacker) -> Hold {
     hold
 }
 
-/// More than a session allows.
+/// More watches than a session allows.
 async fn watches(attacker: Attacker) -> Hold {
     let mut hold = Hold::new();
     for _ in 0..100 * attacker.times {
@@ -155,7 +155,7 @@ async fn terminals(attacker: Attacker) -> Hold {
     let mut hold = Hold::new();
     for _ in 0..10 * attacker.times {
         let key = [("x-api-key", attacker.key.as_str())];
-        // A session has only so many.
+        // The number of terminals of a session is limited.
         if let Ok(socket) =
             terminal::connect(&attacker.client, &session, "rows=9&cols=9", &key).await
         {
@@ -170,13 +170,13 @@ async fn huge_headers(attacker: Attacker) -> Hold {
     let header = format!("x-large: {}\r\n", "x".repeat(350_000));
     let mut hold = Hold::new();
     for _ in 0..50 * attacker.times {
-        // Without the empty line at its end: it could go on.
+        // The empty line at the end is missing, so more headers could follow.
         hold.push(attacker.say("GET", "/v1/sessions", &header).await);
     }
     hold
 }
 
-/// Sessions that are put away, copied and woken, for as long as this is held.
+/// Sessions that are hibernated, forked and woken for as long as this is held.
 async fn sleepers_and_forks(attacker: Attacker) -> Hold {
     let mut hold = Hold::new();
     for _ in 0..2 * attacker.times.min(2) {
@@ -185,7 +185,7 @@ async fn sleepers_and_forks(attacker: Attacker) -> Hold {
         hold.push(going(async move {
             let client = session.client.clone();
             loop {
-                // Some of it is refused: the other attacks hold its place.
+                // Some of these are refused, because the other attacks use the tenant's share.
                 client.post(&session.path("/hibernate"), json!({})).await;
                 let forked = client.post(&session.path("/fork"), json!({"count": 1})).await;
                 if forked.status == 201 {
@@ -201,7 +201,7 @@ async fn sleepers_and_forks(attacker: Attacker) -> Hold {
     hold
 }
 
-/// Sandboxes that are slow to make, because they may use a hundredth of a processor.
+/// Sandboxes that are slow to make, because they may use only a hundredth of a processor.
 pub(crate) async fn throttled_sandboxes(attacker: Attacker) -> Hold {
     let mut hold = Hold::new();
     let slow = Arc::new(json!({"limits": {"cpus": 0.01, "memory": "64M"}}).to_string());
@@ -212,7 +212,7 @@ pub(crate) async fn throttled_sandboxes(attacker: Attacker) -> Hold {
         );
         hold.push(attacker.say("POST", "/v1/sessions", &more).await);
     }
-    // They are being made, or wait for that.
+    // They are being made, or wait to be made.
     eventually("they are known", async || {
         let list = attacker.client.get("/v1/sessions?state=creating&limit=100").await.json(200);
         list["sessions"].as_array().is_some_and(|sessions| sessions.len() >= 16)

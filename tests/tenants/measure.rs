@@ -1,4 +1,4 @@
-//! How long a tenant waits for what it asks.
+//! Measures how long a tenant waits for answers.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use serde_json::json;
 use belljar_testkit::client::Client;
 use belljar_testkit::session::Session;
 
-/// Sorted, of each kind of request.
+/// Sorted latencies of each kind of request.
 #[derive(Debug, Default)]
 pub(crate) struct Latencies {
     exec: Vec<Duration>,
@@ -29,7 +29,7 @@ impl Latencies {
         ]
     }
 
-    /// The slowest hundredth of each; of few samples, the slowest.
+    /// The p99 latency of each kind; with few samples, the slowest.
     pub(crate) fn p99s(&self) -> [(&'static str, Duration); 5] {
         self.each().map(|(name, sorted)| {
             let at = (sorted.len() * 99).div_ceil(100).saturating_sub(1);

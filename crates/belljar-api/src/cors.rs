@@ -1,23 +1,23 @@
-//! CORS headers (Fetch standard): pages of allowed origins may read our answers.
+//! CORS headers (Fetch standard): pages of allowed origins may read our responses.
 //!
-//! Only origins that the operator named, never a wildcard, and no credentials: a browser adds no key
+//! Only origins that the operator named are allowed, never a wildcard, and without credentials. A browser adds no key
 //! by itself, so a page sends a key that it was given, or calls a server without keys.
 
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-/// The methods of all calls.
+/// The methods of all routes.
 const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE";
 
 /// Headers that clients send, besides those that are always allowed.
 const HEADERS: &str = "authorization, content-type, if-none-match, if-range, last-event-id, range, \
                        x-api-key";
 
-/// Headers of answers that pages may read, besides those that are always readable.
+/// Response headers that pages may read, besides those that are always readable.
 const EXPOSED: &str = "accept-ranges, content-disposition, content-range, etag, retry-after";
 
-/// Seconds for which a browser may keep the answer to a preflight request.
+/// Seconds for which a browser may cache the response to a preflight request.
 const MAX_AGE: &str = "600";
 
 /// The origin of the request, if pages of that origin may call this server.
@@ -37,7 +37,7 @@ pub(crate) fn is_preflight(request: &Request) -> bool {
         && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// The answer to a preflight request.
+/// The response to a preflight request.
 pub(crate) fn preflight() -> Response {
     let allowed = [
         (header::ACCESS_CONTROL_ALLOW_METHODS, METHODS),
@@ -47,7 +47,7 @@ pub(crate) fn preflight() -> Response {
     (StatusCode::NO_CONTENT, allowed).into_response()
 }
 
-/// Lets the page read the answer. `Vary` is for caches: another origin may get another answer.
+/// Lets the page read the response. `Vary` is for caches: another origin may get another response.
 pub(crate) fn add_headers(page: Option<&HeaderValue>, headers: &mut HeaderMap) {
     headers.append(header::VARY, HeaderValue::from_static("origin"));
     if let Some(page) = page {

@@ -20,11 +20,11 @@ use crate::App;
 use crate::error::{ApiError, ErrorBody};
 use crate::input::{BodyPieces, JsonBody, Path, Query, Stall};
 
-/// How much of an unneeded body is read, and for how long: most clients read the answer only when they
-/// have sent the whole body, and lose it if the connection is closed before.
+/// How many bytes of an unneeded body are read. Most clients read the response only after they have sent the whole
+/// body, and lose the response if the connection is closed before that.
 const MAX_DISCARDED: u64 = 64 << 20;
 const DISCARD_TIME: Duration = Duration::from_secs(5);
-/// A client that pauses for this long waits for the answer.
+/// A client that sends nothing for this long is waiting for the response.
 const PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -109,11 +109,11 @@ async fn take(
     pieces: &mut BodyPieces,
 ) -> Result<DatasetInfo, ApiError> {
     let name = parse_name(dataset)?;
-    // A request without a body has the length 0, stated or not.
+    // A request without a body has length 0, with or without a header.
     let length = pieces.body.size_hint().exact();
     let promised = query.sha256.map(|text| text.parse::<Digest>()).transpose();
     let promised = promised.map_err(|error| ApiError::invalid(format!("sha256: {error}")))?;
-    // A client that sends the content at once does not read the answer before it has sent everything.
+    // A client that sends the content at once reads the response only after it has sent everything.
     if let Some(sha256) = promised
         && (length == Some(0) || asks_first)
     {
@@ -125,7 +125,7 @@ async fn take(
         }
     }
     let mut upload = app.engine.upload(who, id, name, length, promised).await?;
-    // An upload that is dropped before its end is recorded as failed.
+    // If the upload is dropped before its end, it is stored as failed.
     while let Some(bytes) = pieces.next().await? {
         upload.write(bytes).await?;
     }
@@ -137,7 +137,7 @@ pub(crate) fn content_unknown() -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, "content_unknown", message).hint("send it as the body")
 }
 
-/// Reads what is still coming, within bounds.
+/// Reads and discards the rest of the body, within limits.
 async fn hear_out(body: &mut RawBody) {
     let mut heard = 0;
     while heard < MAX_DISCARDED
@@ -195,13 +195,13 @@ pub(crate) async fn stage(
     JsonBody(body): JsonBody<StageBody>,
 ) -> Result<(StatusCode, Json<DatasetInfo>), ApiError> {
     parse_name(&body.dataset)?;
-    // It continues when the client has gone: other sessions may want the dataset.
+    // The fetch continues when the client disconnects, because other sessions may want the dataset.
     let engine = Arc::clone(&app.engine);
     let (tell, begun) = oneshot::channel();
     let staging = tokio::spawn(async move {
         engine.stage_from_source(&who, &id, &body.dataset, body.refresh, tell).await
     });
-    // If no transfer has begun, the dataset is there already, or staging failed.
+    // If no transfer has begun, the session has the dataset already, or staging failed.
     if body.wait == Some(false)
         && let Ok(pending) = begun.await
     {

@@ -1,5 +1,5 @@
-//! Errors as clients get them: a status, a stable code, a message, and a hint what to do. The only
-//! place where the engine's errors get an HTTP status.
+//! Errors as clients get them: a status, a stable code, a message, and a hint what to do. This is
+//! the only place where the engine's errors get an HTTP status.
 
 use std::io::ErrorKind;
 
@@ -17,10 +17,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-/// Seconds after which there may be room again.
+/// Seconds after which there may be capacity again.
 const RETRY_FOR_ROOM: u32 = 5;
 
-/// The advice where a Python kernel cannot be written to files.
+/// The hint if a Python kernel cannot be written to files.
 const LOSES_VARIABLES: &str = "the session goes on as it was; \"force\": true keeps its files and loses the kernel's variables";
 
 #[derive(Debug, Clone)]
@@ -89,7 +89,7 @@ impl ApiError {
 }
 
 impl ApiError {
-    /// The error as the data of an event, in a stream that has begun with status 200.
+    /// The error as the data of an event, in a stream that has already begun with status 200.
     pub(crate) fn event_data(&self) -> Value {
         json!({
             "status": self.status.as_u16(),
@@ -150,7 +150,8 @@ impl From<EngineError> for ApiError {
     }
 }
 
-/// Each of these functions answers for some errors, and gives the message of all others back.
+/// The result of the functions below. Each of them converts some errors, and returns the message of
+/// all others unchanged.
 type Answered = Result<ApiError, String>;
 
 fn from_not_found(error: &EngineError, message: String) -> Answered {
@@ -175,7 +176,7 @@ fn from_not_found(error: &EngineError, message: String) -> Answered {
     })
 }
 
-/// A limit on how much can be asked for at the same time.
+/// Errors of limits on concurrent use.
 fn from_limit(error: &EngineError, message: String) -> Answered {
     let too_many = |code| ApiError::new(StatusCode::TOO_MANY_REQUESTS, code, message.clone());
     Ok(match error {
@@ -204,7 +205,7 @@ fn from_limit(error: &EngineError, message: String) -> Answered {
     })
 }
 
-/// Sleeping, forking and going back.
+/// Errors of hibernate, fork and restore.
 fn from_snapshot(error: &EngineError, message: String) -> Answered {
     let conflict = |code| ApiError::new(StatusCode::CONFLICT, code, message.clone());
     let full = |code| {
@@ -221,7 +222,7 @@ fn from_snapshot(error: &EngineError, message: String) -> Answered {
             tracing::error!("BELLJAR_SNAPSHOT_SIZE is used up: {message}");
             full("out_of_space")
         }
-        // A kernel that cannot be captured or brought back is not a failure of the server.
+        // A kernel that cannot be captured or restored is not a failure of the server.
         EngineError::Freeze(cause) if is_of_the_kernel(cause) => {
             conflict("not_kept").hint(match cause {
                 RuntimeError::MemorySnapshot(_) => LOSES_VARIABLES,
@@ -236,7 +237,7 @@ fn from_snapshot(error: &EngineError, message: String) -> Answered {
     })
 }
 
-/// The request does not fit what there is, or what is allowed.
+/// Errors of requests that conflict with the present state or with the settings.
 fn from_conflict(error: &EngineError, message: String) -> Answered {
     let conflict = |code| ApiError::new(StatusCode::CONFLICT, code, message.clone());
     Ok(match error {
@@ -265,7 +266,7 @@ fn from_conflict(error: &EngineError, message: String) -> Answered {
     })
 }
 
-/// Datasets, and files that are too large.
+/// Errors of datasets, and of files that are too large.
 fn from_data(error: &EngineError, message: String) -> Answered {
     Ok(match error {
         EngineError::Create(RuntimeError::DataClosed(_)) => {
@@ -298,7 +299,7 @@ fn from_data(error: &EngineError, message: String) -> Answered {
     })
 }
 
-/// A sandbox that ended, that refused a call, or that could not be made.
+/// Errors of a sandbox that ended, refused a call, or could not be created.
 fn from_sandbox(error: &EngineError, message: String) -> Answered {
     Ok(match error {
         EngineError::Files(RuntimeError::Gone)
@@ -319,12 +320,12 @@ fn from_sandbox(error: &EngineError, message: String) -> Answered {
     })
 }
 
-/// A dataset that could not be fetched from its source.
+/// The error for a dataset that could not be fetched from its source.
 fn from_source(error: &SourceError, message: String) -> ApiError {
     let status = match error {
         SourceError::NoSource { .. } => StatusCode::NOT_FOUND,
         SourceError::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
-        // Failures of this server, not of the source.
+        // These are failures of this server, not of the source.
         SourceError::Tls(_) | SourceError::Abandoned => {
             tracing::error!("{message}");
             StatusCode::INTERNAL_SERVER_ERROR
@@ -336,7 +337,7 @@ fn from_source(error: &SourceError, message: String) -> ApiError {
     ApiError::new(status, error.code(), message)
 }
 
-/// A sandbox that the container engine did not make. The message says what to do.
+/// The error for a sandbox that the container engine did not create. The message says what to do.
 fn from_engine(error: &ContainerError, message: String) -> ApiError {
     match error {
         ContainerError::NoSpace => return out_of_space(message),
@@ -438,7 +439,7 @@ fn too_many_terminals(message: String) -> ApiError {
         .hint("attach to one of GET /v1/sessions/{id}/terminals, or close one with DELETE")
 }
 
-/// Code in the session replaced the directory of the datasets with something else.
+/// The error if code in the session replaced the directory of the datasets with something else.
 fn no_place(code: RefusalCode, message: String) -> ApiError {
     match code {
         RefusalCode::NotFound
@@ -452,7 +453,7 @@ fn no_place(code: RefusalCode, message: String) -> ApiError {
     }
 }
 
-/// Whether the kernel failed, died or did not answer, and not the server.
+/// Whether the kernel failed, died or did not answer; otherwise the server failed.
 fn is_of_the_kernel(error: &RuntimeError) -> bool {
     matches!(
         error,

@@ -7,9 +7,9 @@
 //!          ──{"type": "interrupt"}──────▶        {"event": "refused", "data": {"error"}}──▶
 //! ```
 //!
-//! The events are those of the stream of server-sent events ([`crate::stream`]): the same names, ids and
-//! data. A lost connection ends nothing: a client that comes back with `exec_id` and the last `id` as
-//! `offset` gets the rest.
+//! The events are the same as in the stream of server-sent events ([`crate::stream`]): the same names, ids and data. A
+//! lost connection does not end the execution: a client that connects again with `exec_id`, and the last `id` as
+//! `offset`, gets the rest.
 
 use std::sync::Arc;
 
@@ -37,14 +37,14 @@ use crate::stream::{self, Linked};
 use crate::tenants::Share;
 use crate::tickets::SUBPROTOCOL;
 
-/// The largest message. Its memory is reserved for as long as the connection lives, so longer code is
-/// sent with POST, or as a file.
+/// The largest message. Its memory is reserved while the connection is open, so longer code is sent with POST, or as a
+/// file.
 const MAX_MESSAGE: usize = 256 * 1024;
 
-/// Pieces of input that wait for the execution to begin or to read.
+/// How many pieces of input may wait until the execution begins or reads.
 const INPUTS: usize = 16;
 
-/// What a client may offer as a subprotocol; that of terminals does as well.
+/// A subprotocol that a client may offer; the one of terminals is accepted too.
 const EXEC_SUBPROTOCOL: &str = "belljar.exec";
 
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -127,7 +127,7 @@ struct Caller {
 }
 
 impl Caller {
-    /// Starts what the first message asks for. As with POST, the same `exec_id` is executed once.
+    /// Starts the execution that the first message requests. As with POST, the same `exec_id` is executed once.
     async fn start(&self, first: Received) -> Result<Followed, ApiError> {
         let Received::Text(body) = first else {
             let message = "the first message must be text: the body of POST .../exec";
@@ -139,7 +139,7 @@ impl Caller {
     }
 }
 
-/// Serves one client until it leaves, the execution ends, or the server stops.
+/// Serves one client until it disconnects, the execution ends, or the server stops.
 async fn serve(caller: Caller, joined: Option<(Followed, u64)>, mut socket: Socket) {
     let (followed, from) = match joined {
         Some(joined) => joined,
@@ -161,11 +161,10 @@ async fn serve(caller: Caller, joined: Option<(Followed, u64)>, mut socket: Sock
     let (inputs, to_feed) = mpsc::channel(INPUTS);
     let exec_id = followed.exec_id.clone();
     let messages = Messages { caller: caller.clone(), exec_id: exec_id.clone(), inputs };
-    // Input waits for the execution to begin. An interrupt must not wait behind it, so input has a
-    // task of its own.
+    // Input waits until the execution begins. An interrupt must not wait for that, so input has its own task.
     let mut feeding = tokio::spawn(feed(caller.clone(), exec_id, to_feed, socket.remarks()));
     socket.serve(ExecEvents::new(&caller.app, followed, from), messages).await;
-    // What the client had sent before it left still arrives.
+    // Input that the client sent before it disconnected still arrives.
     let _ = timeout(SILENCE, &mut feeding).await;
     feeding.abort();
 }
@@ -231,7 +230,7 @@ impl Incoming for Messages {
                 }
             },
         };
-        // Fails only if the task that feeds has ended, which it has reported.
+        // Fails only if the task that feeds the input has ended, and that task has reported its error.
         let _ = self.inputs.send(input).await;
         Ok(())
     }
@@ -251,7 +250,7 @@ fn parse_command(text: &str) -> Result<ExecCommand, ApiError> {
     })
 }
 
-/// Passes input on, in order.
+/// Sends the input to the execution, in order.
 async fn feed(
     caller: Caller,
     exec_id: String,

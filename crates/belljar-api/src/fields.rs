@@ -1,4 +1,4 @@
-//! Fields that the bodies and queries of several calls have.
+//! Fields that several bodies and queries have.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use crate::error::ApiError;
 
-/// The most that one page of a list holds.
+/// The most items on one page of a list.
 const MAX_PAGE: u32 = 1000;
 
 /// A number of bytes.

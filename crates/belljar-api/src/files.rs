@@ -28,7 +28,7 @@ use crate::input::{BodyPieces, JsonBody, Path, Query, Stall};
 use crate::stream::KEEP_ALIVE;
 use crate::tenants::{Share, keeping};
 
-/// Memory that an archive takes while it is sent: one piece being sent, one being read.
+/// Memory of an archive while it is sent: one piece being sent, and one being read.
 const ARCHIVE_MEMORY: u64 = 512 * 1024;
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -86,7 +86,7 @@ pub(crate) struct ReadFile {
     pub stat: Option<String>,
 }
 
-/// A parameter that is there, with any value but these.
+/// Whether a parameter is present with a value other than `0` and `false`.
 fn is_on(value: Option<&String>) -> bool {
     value.is_some_and(|value| !matches!(value.as_str(), "0" | "false"))
 }
@@ -167,7 +167,7 @@ async fn send_content(
     Ok(response)
 }
 
-/// Headers of content that browsers save and never show: it comes from a sandbox.
+/// Headers for content from a sandbox: browsers must save it and never show it.
 fn attachment(response: &mut Response, kind: &'static str) {
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -215,14 +215,14 @@ pub(crate) struct UnpackedBody {
     pub skipped: u64,
 }
 
-/// Events, until the directory, the session or the server is gone.
+/// Streams changes as events until the directory, the session or the server is gone.
 fn tell_changes(app: Arc<App>, watching: Watching) -> Response {
     let first = SseEvent::default().event("watching").data("{}");
     let changes = futures_util::stream::unfold(Some((app, watching)), |state| async move {
         let (app, mut watching) = state?;
         let change = tokio::select! {
             change = watching.next() => change,
-            // What is followed without end must not hold up the end of the server.
+            // An endless stream must not delay the end of the server.
             () = app.drained() => return None,
         };
         let Ok(Some(change)) = change else { return None };
@@ -254,14 +254,14 @@ async fn send_archive(
     mut archive: ArchiveDownload,
     format: ArchiveFormat,
 ) -> Result<Response, ApiError> {
-    // If it cannot be packed at all, the answer is an error.
+    // If packing fails at once, the response is an error.
     let first = archive.next().await?;
     let rest = futures_util::stream::unfold(Some(archive), |archive| async move {
         let mut archive = archive?;
         match archive.next().await {
             Ok(Some(bytes)) => Some((Ok(bytes), Some(archive))),
             Ok(None) => None,
-            // The client sees a body that ends too early.
+            // The client sees that the body ends too early.
             Err(error) => {
                 tracing::warn!("an archive was broken off: {}", in_full(&error));
                 Some((Err(std::io::Error::other(error)), None))

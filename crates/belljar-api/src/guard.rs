@@ -1,8 +1,8 @@
-//! Which requests are served: checks Host, Origin, key and rate.
+//! Decides which requests are served: checks Host, Origin, key and rate.
 //!
-//! A server without keys trusts every client that can reach it, so it listens only on the local machine.
-//! It must not serve web pages that the user happens to visit: a page may resolve its own name to
-//! 127.0.0.1, which Host reveals, or call across sites, which Origin reveals.
+//! A server without keys trusts every client that can reach it, so it listens only on the local machine. It must not
+//! serve web pages that the user happens to visit. Such a page may resolve its own name to 127.0.0.1, which the Host
+//! header shows, or send cross-site requests, which the Origin header shows.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -23,26 +23,26 @@ use crate::error::{ApiError, internal};
 use crate::input::{BodyLimit, Stall, malformed};
 use crate::tickets;
 
-/// What a server accepts besides local names.
+/// Settings for the accepted hosts, origins and keys.
 #[derive(Debug, Clone, Default)]
 pub struct GuardConfig {
     /// Names for this server in the Host header, without port.
     pub hosts: Vec<String>,
     /// Web origins that may call from a browser.
     pub origins: Vec<String>,
-    /// Whether a key is needed even while none exists: the server can be reached from other machines.
+    /// Whether a key is required even if none exists, because the server can be reached from other machines.
     pub keys_required: bool,
-    /// Whether requests come through a UNIX socket, where Host has no meaning.
+    /// Whether requests come through a UNIX socket, where the Host header has no meaning.
     pub local_socket: bool,
 }
 
-/// How many characters of a path or a header an answer or a log repeats.
+/// How many characters of a path or a header are repeated in a response or a log.
 const MAX_SHOWN: usize = 100;
 
-/// Paths that need no key. With a key the answer has more.
+/// Paths that need no key. With a key the response contains more.
 const OPEN: [&str; 3] = ["/healthz", "/readyz", "/openapi.json"];
 
-/// Paths with a signed token instead of a key; their handler checks it.
+/// Paths that need a signed token instead of a key; their handler checks it.
 const SIGNED: &str = "/artifacts/";
 
 /// Paths with data of all tenants.
@@ -75,8 +75,7 @@ async fn serve(app: &App, principal: Principal, mut request: Request, next: Next
     extensions.insert(BodyLimit(app.max_body));
     extensions.insert(Stall(app.stall()));
     extensions.insert(share.clone());
-    // Requests without a key take nothing of a tenant's share here: whose artifact they are for is
-    // not known yet.
+    // Requests without a key are not charged to a tenant here, because the tenant of the artifact is not known yet.
     let path = request.uri().path();
     if OPEN.contains(&path) || path.starts_with(SIGNED) {
         return handle(request, next).await;
@@ -87,7 +86,7 @@ async fn serve(app: &App, principal: Principal, mut request: Request, next: Next
     }
 }
 
-/// Runs the handler. A panic is answered like every other internal error.
+/// Runs the handler. A panic becomes an internal error like any other.
 async fn handle(request: Request, next: Next) -> Response {
     let path = quoted(request.uri().path()).into_owned();
     let handled = AssertUnwindSafe(next.run(request)).catch_unwind().await;
@@ -168,8 +167,8 @@ async fn admit(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<Principal, R
     }
 }
 
-/// Data of all tenants is for operators only. Their key opens nothing else: a monitoring system has it,
-/// which must not reach sandboxes.
+/// Data of all tenants is for operators only. An operator's key gives access to nothing else: monitoring systems have
+/// it, and they must not reach sandboxes.
 fn check_role(who: &Principal, path: &str) -> Result<(), ApiError> {
     match (who.limits.operator, OPERATORS.contains(&path)) {
         (false, true) => {
@@ -185,16 +184,15 @@ fn check_role(who: &Principal, path: &str) -> Result<(), ApiError> {
     }
 }
 
-/// Checks that the request is meant for this server, and that its page may call it.
+/// Checks that the request is meant for this server, and that its page may call the server.
 fn check_names(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
     let host = host_of(uri, headers)?;
     check_origin(headers, host, &app.guard)?;
     if app.wants_keys() { Ok(()) } else { check_host(host, &app.guard) }
 }
 
-/// The host that the request names (RFC 9112, sections 3.2 and 3.2.2): in its target, or in its Host
-/// header. An ambiguous request is refused, since a proxy in front of this server may have read it
-/// differently.
+/// The host that the request names (RFC 9112, sections 3.2 and 3.2.2): in its target, or in its Host header. An
+/// ambiguous request is refused, because a proxy in front of this server may have read it differently.
 fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Result<&'a str, ApiError> {
     let mut hosts = headers.get_all(header::HOST).into_iter();
     let host = match hosts.next() {
@@ -265,7 +263,7 @@ fn check_origin(headers: &HeaderMap, host: &str, config: &GuardConfig) -> Result
     let origin = origin.to_str().unwrap_or_default();
     let own = origin.split_once("://").is_some_and(|(_, authority)| authority == host);
     let known = cors::is_known(&config.origins, origin);
-    // Its own pages, as long as the name in both is really ours.
+    // Pages of this server itself are allowed, if the name in both headers really belongs to this server.
     if known || (own && (is_loopback(host) || config.keys_required || config.local_socket)) {
         return Ok(());
     }

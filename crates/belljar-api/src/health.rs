@@ -1,4 +1,4 @@
-//! Whether the server is well, and what it counts.
+//! Health checks and metrics.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,18 +19,18 @@ use utoipa::ToSchema;
 use crate::App;
 use crate::error::ErrorBody;
 
-/// How long finding out whether the server is well may take, each part of it.
+/// The time limit of each part of a health check.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// For how long the answer is good for others who ask: however many do, the database is written to no
-/// more often than this.
+/// How long a result is reused for other requests. The database is written to no more often than this, however many
+/// requests come.
 const FRESH: Duration = Duration::from_millis(200);
 
 /// The result of the last health check, which is reused for a while.
 #[derive(Debug, Default)]
 pub(crate) struct Wellness(Mutex<Option<(Instant, Option<Trouble>)>>);
 
-/// Why the server cannot do its work.
+/// Why the server is unhealthy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trouble {
     Database,
@@ -47,7 +47,7 @@ impl Trouble {
 }
 
 impl Wellness {
-    /// What is wrong, if anything. One check runs at a time; other callers wait for its result.
+    /// The present problem, if any. One check runs at a time; other callers wait for its result.
     async fn trouble(&self, app: &App) -> Option<Trouble> {
         let mut last = self.0.lock().await;
         match *last {
@@ -131,7 +131,7 @@ pub(crate) async fn healthz(
 ) -> Response {
     let (status, word) = match app.wellness.trouble(&app).await {
         Some(Trouble::Database) => (StatusCode::SERVICE_UNAVAILABLE, Trouble::Database.describe()),
-        // A restart of the server would not make room.
+        // Still healthy, because a restart of the server would not free disk space.
         Some(Trouble::FullDisk) | None => (StatusCode::OK, "ok"),
     };
     let is_stranger = app.wants_keys() && who.key_id.is_none();

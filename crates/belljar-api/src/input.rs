@@ -1,4 +1,4 @@
-//! Reads and checks bodies, queries and paths of requests.
+//! Reads and checks the bodies, queries and paths of requests.
 
 use std::time::Duration;
 
@@ -16,19 +16,19 @@ use tokio::time::Instant;
 use crate::error::ApiError;
 use crate::tenants::{SMALL, Share, SharePermit};
 
-/// How long a body in JSON may take to arrive.
+/// How long a JSON body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Bytes per second that a client must send on average, over the time that it may stall.
+/// Bytes per second that a client must send on average during the stall time.
 const LEAST_RATE: u64 = 1024;
 
-/// Memory that is reserved at once for a body of unknown length.
+/// How much memory is reserved in one step for a body of unknown length.
 const STEP: u64 = 1 << 20;
 
-/// A body that is too large is read to its end, until the client pauses for this long.
+/// A body that is too large is read until its end, or until the client sends nothing for this long.
 const DISCARD_PAUSE: Duration = Duration::from_millis(500);
 
-/// Bytes of a body that are read and discarded after the limit.
+/// How many bytes beyond the limit are read and discarded.
 const MAX_DISCARDED: usize = 256 << 20;
 
 /// The largest body this server accepts; the guard adds it to every request.
@@ -39,7 +39,7 @@ pub(crate) struct BodyLimit(pub(crate) usize);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stall(pub(crate) Duration);
 
-/// A JSON body. An empty one is an empty object, where that is enough.
+/// A JSON body. An empty body counts as an empty object, if no field is required.
 #[derive(Debug)]
 pub(crate) struct JsonBody<T>(pub T);
 
@@ -67,7 +67,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
             let kind = kind.trim();
             kind == "application/json" || kind.ends_with("+json")
         });
-        // A form or plain text can be sent across sites without asking the server first.
+        // A form or plain text can be sent across sites without a preflight request, so only JSON is accepted.
         if !is_json {
             return Err(not_json(essence));
         }
@@ -109,7 +109,7 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let parsed = serde_path_to_error::deserialize(&mut reader);
     parsed.or_else(|error| with_whole_numbers(text).ok_or(error)).map_err(|error| {
         let (path, why) = (error.path().to_string(), in_plain_words(error.inner()));
-        // Of the whole body, or of what has no name yet.
+        // The error is about the whole body, or about a value without a name.
         let unnamed = matches!(path.as_str(), "." | "?");
         ApiError::invalid(if unnamed { why } else { format!("{path}: {why}") })
     })
@@ -120,7 +120,7 @@ fn with_whole_numbers<T: DeserializeOwned>(text: &str) -> Option<T> {
     fn make_whole(value: &mut Value) -> bool {
         match value {
             Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
-                // Below this, every whole number can be written as either.
+                // Below this limit, every whole number has an exact floating-point value.
                 Some(float) if float.fract() == 0.0 && float.abs() < 9_007_199_254_740_992.0 => {
                     #[expect(clippy::cast_possible_truncation, reason = "whole, and in range")]
                     let whole = float as i64;
@@ -140,11 +140,11 @@ fn with_whole_numbers<T: DeserializeOwned>(text: &str) -> Option<T> {
     make_whole(&mut value).then(|| serde_json::from_value(value).ok()).flatten()
 }
 
-/// The longest error, in characters: an error repeats the value, which may be as long as the body.
+/// The longest error, in characters. An error repeats the value, which may be as long as the body.
 const MAX_ERROR: usize = 400;
 
-/// What is wrong with a value, without the names of Rust types and without the line number: clients do
-/// not write JSON by hand.
+/// Describes what is wrong with a value, without names of Rust types and without the line number: clients do not write
+/// JSON by hand.
 pub(crate) fn in_plain_words(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let text = text.rsplit_once(" at line ").map_or(&text[..], |(text, _)| text);
@@ -172,8 +172,8 @@ fn plain_type(wanted: &str) -> &str {
     }
 }
 
-/// The whole body. A body that is too large is read to its end, within limits: a client that is still
-/// sending when the connection is closed never reads the answer.
+/// Reads the whole body. A body that is too large is read to its end, within limits: a client that is still sending
+/// when the connection is closed never reads the response.
 async fn read(
     mut pieces: BodyPieces,
     limit: usize,
@@ -184,7 +184,7 @@ async fn read(
     let mut reserved = SMALL;
     let mut permit = SharePermit::default();
     loop {
-        // The rest of a body that is too large is read without waiting for it.
+        // For the rest of a body that is too large, the wait is short.
         let patience = if length <= limit { Duration::MAX } else { DISCARD_PAUSE };
         let next = tokio::time::timeout(patience, pieces.next()).await;
         let Ok(next) = next else { break };
@@ -212,13 +212,12 @@ async fn read(
     Err(too_large(limit))
 }
 
-/// The body of a request, piece by piece, from a client that goes on sending: within the time that
-/// it may stall, it sends at least what [`LEAST_RATE`] makes of that time. Only time is counted in which
-/// we wait for the client, and none in which it waits for us.
+/// The body of a request, piece by piece. The client must send at least [`LEAST_RATE`] on average during the stall
+/// time. Only the time in which we wait for the client counts, not the time in which it waits for us.
 pub(crate) struct BodyPieces {
     pub(crate) body: axum::body::Body,
     stall: Duration,
-    /// Since it has last sent enough.
+    /// How long we have waited since the client last sent enough.
     waited: Duration,
     came: u64,
 }
@@ -358,7 +357,7 @@ mod tests {
 
     const STALL: Stall = Stall(Duration::from_secs(60));
 
-    /// A body of pieces of this length, one after each pause.
+    /// A body of pieces of this length, with a pause before each.
     fn dripping(pause: Duration, length: usize, pieces: usize) -> BodyPieces {
         let pieces = stream::unfold(0, move |sent| async move {
             if sent == pieces {
@@ -378,7 +377,7 @@ mod tests {
         Ok(length)
     }
 
-    /// Time does not pass: it jumps to whatever is waited for.
+    /// The clock is paused: it jumps to the next timer.
     #[tokio::test(start_paused = true)]
     async fn who_sends_a_byte_now_and_then_is_cut_off() {
         let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! JSON answers with much text: it is escaped piece by piece while it is sent.
+//! JSON responses with much text, which is escaped piece by piece while it is sent.
 
 use std::convert::Infallible;
 
@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::error::internal;
 use crate::tenants::{SMALL, SharePermit, keeping};
 
-/// The value as JSON; `permit` is kept until all of it is sent.
+/// The value as JSON; `permit` is held until all of it is sent.
 pub(crate) fn json(status: StatusCode, value: &impl Serialize, permit: SharePermit) -> Response {
     let parts = match JsonParts::of(value) {
         Ok(parts) => parts,
@@ -24,7 +24,7 @@ pub(crate) fn json(status: StatusCode, value: &impl Serialize, permit: SharePerm
     let body = match parts.held() as u64 <= SMALL {
         true => Body::from(parts.flatten().collect::<Vec<u8>>()),
         false => Body::from_stream(stream::unfold(parts, |mut parts| async move {
-            // Escaping takes processor time: other tasks run between two pieces.
+            // Escaping takes processor time, so other tasks run between two pieces.
             tokio::task::yield_now().await;
             let piece = parts.next()?;
             Some((Ok::<_, Infallible>(Bytes::from(piece)), parts))

@@ -1,12 +1,12 @@
-//! Belljar over HTTP.
+//! The HTTP API of Belljar.
 //!
 //! ```text
 //!   listen ──▶ guard (Host, Origin, key, rate) ──▶ sessions, execs, artifacts, runs, ... ──▶ engine
 //!                                             └──▶ compat (other systems' calls)      ──▶ engine
 //! ```
 //!
-//! Handlers translate JSON to engine calls and back. They know nothing of Linux, check nothing that the
-//! engine can check, and keep no state. [`error`] gives the engine's errors their HTTP status.
+//! Handlers translate JSON to engine calls and back. They contain no Linux code, check nothing that the engine can
+//! check, and keep no state. [`error`] maps the engine's errors to HTTP statuses.
 
 #![forbid(unsafe_code)]
 
@@ -66,7 +66,7 @@ use crate::health::Wellness;
 use crate::rate::RateLimits;
 use crate::tenants::Tenants;
 
-/// Everything the handlers share.
+/// The state that all handlers share.
 #[derive(Debug)]
 pub struct App {
     pub(crate) engine: Arc<Engine>,
@@ -77,29 +77,29 @@ pub struct App {
     pub(crate) tenants: Tenants,
     pub(crate) wellness: Wellness,
     stall: OnceLock<Duration>,
-    /// Limit to whether it was seen to be enforced, once that is known.
+    /// For each limit, whether a test showed that it is enforced. Set when the test has run.
     enforced: OnceLock<BTreeMap<String, bool>>,
     pub(crate) max_body: usize,
     pub(crate) links: Links,
     browser: OnceLock<BrowserConfig>,
     about: OnceLock<About>,
     draining: watch::Sender<bool>,
-    /// When the last request came.
+    /// The time of the last request.
     asked: Mutex<Instant>,
 }
 
-/// What operators see about this process and its directories.
+/// Information about this process and its directories, for operators.
 #[derive(Debug, Clone)]
 pub struct About {
     pub started_ms: i64,
-    /// By what they hold, such as `state`.
+    /// The directories by their content, such as `state`.
     pub directories: BTreeMap<&'static str, PathBuf>,
-    /// Bytes of memory that the process has.
+    /// Returns the bytes of memory that the process uses.
     pub memory: fn() -> Option<u64>,
 }
 
 impl App {
-    /// `public_url` is the beginning of links; if it is empty, links are paths.
+    /// `public_url` is the prefix of links; if it is empty, links are paths.
     #[must_use]
     pub fn new(
         engine: Arc<Engine>,
@@ -137,7 +137,7 @@ impl App {
         self.enforced.get()
     }
 
-    /// A sentence for each limit that this machine was seen not to enforce.
+    /// A warning for each limit that this machine does not enforce, according to the self-test.
     pub(crate) fn limit_warnings(&self) -> Vec<String> {
         let void = self.enforced().into_iter().flatten().filter(|(_, enforced)| !**enforced);
         let warning = |(limit, _): (&String, &bool)| {
@@ -151,7 +151,7 @@ impl App {
         let _ = self.browser.set(config);
     }
 
-    /// Sets what operators see about this process, once.
+    /// Sets the information about this process for operators, once.
     pub fn set_about(&self, about: About) {
         let _ = self.about.set(about);
     }
@@ -179,23 +179,23 @@ impl App {
         self.guard.keys_required || !self.keys.is_empty()
     }
 
-    /// What adds links to artifacts.
+    /// The function that adds links to artifacts.
     pub(crate) fn linker(self: &Arc<Self>) -> stream::Linked {
         let app = Arc::clone(self);
         Arc::new(move |artifacts| app.links.add_to(app.engine.artifact_store(), artifacts))
     }
 
-    /// A result whose artifacts can be downloaded.
+    /// Adds links to the artifacts of a result.
     pub(crate) fn linked(&self, result: ExecResult) -> ExecResult {
         self.links.linked(self.engine.artifact_store(), result)
     }
 
-    /// Marks the server as stopping: streams end, and health checks say so.
+    /// Marks the server as stopping: streams end, and health checks report it.
     pub fn drain(&self) {
         self.draining.send_replace(true);
     }
 
-    /// Time since the last request, if nothing is alive here.
+    /// The time since the last request; `None` if a session or run is alive.
     #[must_use]
     pub fn idle(&self) -> Option<Duration> {
         let asked = *self.asked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -208,7 +208,7 @@ impl App {
 
     /// Resolves when the server is stopping.
     pub(crate) async fn drained(&self) {
-        // The sender is in `self`.
+        // The sender is in `self`, so waiting cannot fail.
         let _ = self.draining.subscribe().wait_for(|draining| *draining).await;
     }
 
@@ -316,7 +316,7 @@ fn with_slashes(
     router.route(path, handlers)
 }
 
-/// The OpenAPI document, as `openapi/belljar.json` has it.
+/// The OpenAPI document, as in `openapi/belljar.json`.
 #[must_use]
 pub fn openapi() -> serde_json::Value {
     document::complete(&described().into_openapi())
@@ -325,7 +325,7 @@ pub fn openapi() -> serde_json::Value {
 /// All routes, guarded.
 pub fn router(app: &Arc<App>) -> Router {
     let (router, described) = described().split_for_parts();
-    // Written once, and shared by all requests for it.
+    // Serialized once, and shared by all requests for it.
     let document = Bytes::from(document::complete(&described).to_string());
     router
         .route(

@@ -25,22 +25,22 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tower::ServiceExt;
 
-/// Connections at the same time; more wait to be accepted.
+/// The most connections at the same time; more wait to be accepted.
 const MAX_CONNECTIONS: u32 = 16_384;
 
-/// Bytes of a request's line and headers. More are refused with 431, before they are parsed;
-/// hyper's own bound of 400 KiB would let every connection hold that much.
+/// The most bytes of a request's line and headers. Larger ones are refused with 431 before they are parsed. hyper's own
+/// limit of 400 KiB would let every connection hold that much.
 const MAX_HEAD: usize = 64 * 1024;
 
 /// Time limit for the headers of a request, and for a TLS handshake.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Default for how long a client may read nothing of an answer, or send too little of a body.
+/// The default stall time: how long a client may read nothing of a response, or send too little of a body.
 pub const STALL: Duration = Duration::from_secs(60);
 
-/// Bytes that the kernel keeps of what a client has not asked for yet. Without it that would be some
-/// megabytes of the kernel's memory for each client that reads nothing, and a slow one, for which there is
-/// room again only when a third of them is read, would look as if it read nothing.
+/// How many unsent bytes the kernel buffers for a client. Without this limit, each client that reads nothing would use
+/// some megabytes of kernel memory. Also, a slow client would look as if it read nothing, because the kernel accepts
+/// more bytes only when a third of the buffer is free.
 const UNSENT: u32 = 128 * 1024;
 
 /// Pause after a failure to accept a connection, such as too many open files.
@@ -78,7 +78,7 @@ fn if_taken(cause: &io::Error) -> &'static str {
     }
 }
 
-/// Something that listens.
+/// A socket that accepts connections.
 #[derive(Debug)]
 pub enum Listener {
     Tcp(TcpListener, Option<Tls>),
@@ -143,7 +143,7 @@ impl Listener {
         let failed = |cause| ListenError::Unix { path: path.into(), cause };
         match fs::symlink_metadata(path) {
             Ok(metadata) if metadata.file_type().is_socket() => {
-                // A server that was killed left it, unless a server answers.
+                // If no server answers, a killed server left the socket file.
                 if tokio::net::UnixStream::connect(path).await.is_ok() {
                     return Err(ListenError::Taken(path.into()));
                 }
@@ -152,8 +152,8 @@ impl Listener {
             Ok(_) => return Err(failed(io::Error::from(io::ErrorKind::AlreadyExists))),
             Err(_) => {}
         }
-        // Bound under a random name and made private before it is renamed: at no moment could others
-        // connect.
+        // The socket is bound under a temporary name and made private before it is renamed, so that at no moment other
+        // users can connect.
         let hidden = path.with_extension(format!("{}.new", std::process::id()));
         let _ = fs::remove_file(&hidden);
         let listener = UnixListener::bind(&hidden).map_err(failed)?;
@@ -184,8 +184,8 @@ impl Listener {
     }
 }
 
-/// Serves until `stop` becomes true, then lets requests in progress finish, for at most `drain`. A
-/// client that reads nothing for `stall` is disconnected.
+/// Serves until `stop` becomes true, then lets requests in progress finish, for at most `drain`. A client that reads
+/// nothing for `stall` is disconnected.
 pub async fn serve(
     listener: Listener,
     router: Router,
@@ -246,7 +246,7 @@ impl Listener {
         match self {
             Listener::Tcp(listener, _) => {
                 let (stream, _) = listener.accept().await?;
-                // Answers are small and waited for.
+                // Responses are small and clients wait for them.
                 stream.set_nodelay(true)?;
                 SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT)?;
                 Ok(Accepted::Tcp(stream))
@@ -279,7 +279,7 @@ async fn converse(
         .with_upgrades();
     let mut connection = pin!(connection);
     tokio::select! {
-        // A client that closes the connection early is no error of the server.
+        // A client that closes the connection early is not an error of the server.
         _ = connection.as_mut() => return,
         _ = stop.wait_for(|stop| *stop) => {}
     }
@@ -288,12 +288,12 @@ async fn converse(
     let _ = connection.await;
 }
 
-/// A connection that fails when its client reads nothing for too long while there is something to write.
-/// Without something to write it may be silent for any time.
+/// A connection that fails if its client reads nothing for too long while there are bytes to write. Without bytes to
+/// write the client may be silent for any time.
 struct Patient<S> {
     stream: S,
     stall: Duration,
-    /// While there is something to write and no room for it.
+    /// Set while there are bytes to write and the socket accepts none.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
@@ -350,7 +350,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         self.stream.is_write_vectored()
     }
 
-    // Sockets have no buffer of their own to flush: `poll_write` is where a connection waits.
+    // Sockets have no own buffer to flush: a connection waits only in `poll_write`.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_flush(context)
     }
@@ -367,12 +367,12 @@ mod tests {
 
     use super::*;
 
-    /// Time does not pass: it jumps to whatever is waited for.
+    /// The clock is paused: it jumps to the next timer.
     #[tokio::test(start_paused = true)]
     async fn who_takes_nothing_is_cut_off_and_who_takes_something_is_not() {
         let (near, mut far) = duplex(8);
         let mut near = Patient::new(near, STALL);
-        // Nothing to write: the client may be silent for any time.
+        // There is nothing to write, so the client may be silent for any time.
         let silent = tokio::time::timeout(10 * STALL, near.read_u8()).await;
         assert!(silent.is_err(), "it is still there");
         let reading = tokio::spawn(async move {

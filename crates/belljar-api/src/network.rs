@@ -1,4 +1,4 @@
-//! `/v1/sessions/{id}/network`: which hosts a session's code reached, and which it was refused.
+//! `/v1/sessions/{id}/network`: the hosts that a session's code reached, and those that were refused.
 
 use std::sync::Arc;
 

@@ -1,10 +1,11 @@
-//! Requests per minute, per key: a bucket that fills steadily and empties with every request.
+//! Requests per minute, per key: a token bucket that fills steadily. Every request takes one token.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// Buckets beyond this many are those of keys long unused; the fullest go first.
+/// The most buckets. If there are more, the fullest are removed first: their keys were not used for
+/// long.
 const MAX_BUCKETS: usize = 10_000;
 
 #[derive(Debug, Default)]
@@ -19,7 +20,7 @@ struct Bucket {
 }
 
 impl RateLimits {
-    /// Takes one request from the key's bucket, or says how many seconds to wait for the next.
+    /// Takes one request from the key's bucket, or returns how many seconds to wait for the next.
     pub(crate) fn take(&self, key: &str, per_minute: u32, now: Instant) -> Result<(), u32> {
         let capacity = f64::from(per_minute.max(1));
         let per_second = capacity / 60.0;

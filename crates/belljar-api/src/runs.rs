@@ -97,7 +97,7 @@ pub(crate) async fn run(
     let mut result = app.engine.run(&who, run).await?;
     result.warnings = app.limit_warnings();
     let bytes = transcript.held_bytes();
-    // The result has a copy of everything in it.
+    // The result has a copy of the whole transcript.
     drop(transcript);
     let permit = share.reserve(bytes).await?;
     Ok(large::json(StatusCode::OK, &app.linked(result), permit))
@@ -107,7 +107,7 @@ fn streamed(app: Arc<App>, who: Principal, run: CheckedRun) -> Response {
     let id = run.id().to_owned();
     let mut reader = run.transcript().read_from(0);
     let (sender, result) = oneshot::channel();
-    // Ends with the stream: a client that went away wants no result.
+    // The run ends with the stream: a client that disconnected needs no result.
     let linked = app.linker();
     let running = AbortOnDrop(tokio::spawn(async move {
         let mut outcome = app.engine.run(&who, run).await;
@@ -125,7 +125,7 @@ fn streamed(app: Arc<App>, who: Principal, run: CheckedRun) -> Response {
             tokio::select! {
                 biased;
                 piece = reader.next() => match piece {
-                    // The last event waits for the artifacts.
+                    // The last event is sent after the artifacts are stored.
                     Some(piece) if matches!(piece.event, Event::Done(_)) => break (&mut result).await,
                     Some(piece) => {
                         events.send(render(&linked, &piece, || unreachable!("not the last"))).await;
@@ -149,7 +149,7 @@ fn failure(error: &ApiError) -> SseEvent {
     SseEvent::default().event("failed").data(error.event_data().to_string())
 }
 
-/// A task that ends with its handle.
+/// A task that is aborted when its handle is dropped.
 struct AbortOnDrop(tokio::task::JoinHandle<()>);
 
 impl Drop for AbortOnDrop {
@@ -162,12 +162,12 @@ struct EventSender(tokio::sync::mpsc::Sender<SseEvent>);
 
 impl EventSender {
     async fn send(&self, event: SseEvent) {
-        // When the client goes away, the producer is dropped.
+        // When the client disconnects, the producer is dropped.
         let _ = self.0.send(event).await;
     }
 }
 
-/// The events that `produce` sends. It runs only while the client reads.
+/// A stream of the events that `produce` sends. `produce` runs only while the client reads.
 fn async_events<F: Future<Output = ()> + Send + 'static>(
     produce: impl FnOnce(EventSender) -> F,
 ) -> impl stream::Stream<Item = Result<SseEvent, std::convert::Infallible>> + Send {

@@ -1,8 +1,7 @@
-//! One WebSocket with one client: what is sent, what is received, pings, time limits and closing.
-//! What messages mean is up to [`crate::exec_socket`] and [`crate::terminals`].
+//! One WebSocket with one client: sending, receiving, pings, time limits and closing. [`crate::exec_socket`] and
+//! [`crate::terminals`] define the meaning of messages.
 //!
-//! Both directions are independent: a message of the client does not wait for output that the client
-//! has not read.
+//! Both directions are independent: a message of the client does not wait for output that the client has not read.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,15 +23,15 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a silent client gets a ping; proxies close connections that are silent for longer.
 const PING: Duration = Duration::from_secs(20);
 
-/// A client that sends nothing for this long, not even answers to pings, has gone.
+/// A client that sends nothing for this long, not even answers to pings, counts as disconnected.
 pub(crate) const SILENCE: Duration = Duration::from_secs(60);
 
-/// Messages beside the output that wait to be sent, such as errors.
+/// How many messages beside the output, such as errors, may wait to be sent.
 const REMARKS: usize = 16;
 
-/// What the server sends.
+/// The messages of the server.
 pub(crate) trait Outgoing: Send + 'static {
-    /// The next message, or the end. Cancelling it loses nothing.
+    /// The next message, or the end. Cancel safe.
     fn next(&mut self) -> impl Future<Output = Next> + Send;
 }
 
@@ -46,7 +45,7 @@ pub(crate) enum Next {
     },
 }
 
-/// What the client sends.
+/// Handles the messages of the client.
 pub(crate) trait Incoming: Send {
     /// Acts on a message of the client.
     fn receive(&mut self, message: Received) -> impl Future<Output = Result<(), ApiError>> + Send;
@@ -79,7 +78,7 @@ impl Socket {
         self.remarks.0.clone()
     }
 
-    /// The first message of the client; `None` if it left, or the server stops.
+    /// The first message of the client; `None` if it disconnected, or the server stops.
     pub(crate) async fn first(&mut self) -> Option<Received> {
         let app = Arc::clone(&self.app);
         tokio::select! {
@@ -99,7 +98,7 @@ impl Socket {
         close(&mut self.sink, code, reason).await;
     }
 
-    /// Serves both directions until the client leaves, the output ends or the server stops.
+    /// Serves both directions until the client disconnects, the output ends or the server stops.
     pub(crate) async fn serve(self, outgoing: impl Outgoing, mut incoming: impl Incoming) {
         let Socket { app, sink, mut stream, remarks: (remarks, to_send) } = self;
         let mut sending = tokio::spawn(send_all(app, sink, outgoing, to_send));
@@ -121,7 +120,7 @@ impl Socket {
 
 const STOPPING: &str = "the server is stopping";
 
-/// The next message; `None` when the client left, is silent, or sends something else than messages.
+/// The next message; `None` if the client disconnected, is silent, or broke the protocol.
 async fn receive(stream: &mut SplitStream<WebSocket>) -> Option<Received> {
     loop {
         match timeout(SILENCE, stream.next()).await.ok()??.ok()? {
@@ -167,7 +166,7 @@ pub(crate) fn text(value: &Value) -> Message {
     Message::Text(value.to_string().into())
 }
 
-/// False when the client has gone, or reads nothing.
+/// Returns false if the client disconnected, or reads nothing.
 async fn send(sink: &mut SplitSink<WebSocket, Message>, message: Message) -> bool {
     matches!(timeout(WRITE_TIMEOUT, sink.send(message)).await, Ok(Ok(())))
 }

@@ -1,8 +1,8 @@
-//! Server-sent events: an execution as it happens.
+//! Server-sent events: the events of an execution while it runs.
 //!
-//! Every event's id is the position after it, so a client that was cut off asks for the rest with
-//! that number. Events are pulled from the transcript as fast as the client reads: one that does
-//! not read holds up nothing but itself.
+//! The id of an event is the position after it, so a client that was disconnected requests the rest
+//! with that number. Events are pulled from the transcript at the speed of the client: a client
+//! that does not read delays only itself.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 
 use crate::tenants::{SharePermit, keeping};
 
-/// Proxies close what is silent for longer than a minute.
+/// Proxies close connections that are silent for longer than a minute.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// The events of an execution from `offset` on; `permit` is kept until all are sent.
+/// The events of an execution from `offset` on; `permit` is held until all are sent.
 pub(crate) fn events(
     linked: Linked,
     exec_id: String,
@@ -44,7 +44,7 @@ struct EventStream {
     exec_id: String,
     transcript: Arc<Transcript>,
     reader: Reader,
-    /// Names the execution, for clients that did not choose its id.
+    /// Contains the id of the execution, for clients that did not choose it.
     first: Option<SseEvent>,
 }
 
@@ -58,7 +58,8 @@ fn into_stream(events: EventStream) -> impl Stream<Item = Result<SseEvent, Infal
         let event = match events.first.take() {
             Some(first) => first,
             None => {
-                // A piece that is there already takes the processor: others get it in between.
+                // If many pieces are ready, reading them does not wait, so other tasks run in
+                // between.
                 tokio::task::yield_now().await;
                 let piece = events.reader.next().await?;
                 let result = || ExecResult::end_of(events.exec_id.clone(), &events.transcript);
@@ -78,14 +79,14 @@ pub(crate) fn render(
     SseEvent::default().event(name).id(piece.next.to_string()).data(data.to_string())
 }
 
-/// The name and the data of an event, however it is sent.
+/// The name and the data of an event, for any transport.
 pub(crate) fn named(
     linked: &Linked,
     piece: &Piece,
     result: impl FnOnce() -> ExecResult,
 ) -> (&'static str, Value) {
     let text = || json!({ "text": String::from_utf8_lossy(&piece.body) });
-    // What does not parse was not written by our kernel.
+    // Data that does not parse was not written by our kernel.
     let parsed = || serde_json::from_slice::<Value>(&piece.body).unwrap_or(Value::Null);
     match &piece.event {
         Event::Stdout => ("stdout", text()),
@@ -105,7 +106,7 @@ fn artifacts(linked: &Linked, body: &[u8]) -> Value {
     serde_json::to_value(artifacts).unwrap_or(Value::Null)
 }
 
-/// The result without what the earlier events had.
+/// The result without the parts that were in earlier events.
 pub(crate) fn done(result: ExecResult) -> Value {
     let mut value = serde_json::to_value(result).unwrap_or(Value::Null);
     if let Value::Object(fields) = &mut value {
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
     use http_body_util::BodyExt as _;
 
-    /// Time does not pass: it jumps to whatever is waited for.
+    /// The clock is paused: it jumps to the next timer.
     #[tokio::test(start_paused = true)]
     async fn a_silent_execution_keeps_its_connection_alive() {
         let transcript = Arc::new(Transcript::new(100));

@@ -1,7 +1,7 @@
-//! Limits per tenant: requests in progress, and memory for the bodies of requests and answers.
+//! Limits per tenant: requests in progress, and memory for the bodies of requests and responses.
 //!
-//! A client that sends slowly, or reads nothing, keeps its part until it is disconnected (see
-//! [`crate::input`] and [`crate::listen`]). Until then it uses up its own tenant's share only.
+//! A client that sends slowly, or reads nothing, holds its permits until it is disconnected (see [`crate::input`] and
+//! [`crate::listen`]). Until then it uses only the share of its own tenant.
 
 use std::any::Any;
 use std::pin::Pin;
@@ -19,23 +19,22 @@ use tokio::time::timeout;
 
 use crate::error::ApiError;
 
-/// Requests of one tenant that are in progress, streams included: a quarter of all connections.
+/// The most requests of one tenant in progress, streams included: a quarter of all connections.
 const REQUESTS: usize = 4096;
 
 /// Bytes of memory for the bodies of one tenant.
 const MEMORY: u64 = 256 << 20;
 
-/// A body up to this size is not counted: so many of them as there can be requests are no more than
-/// [`MEMORY`].
+/// Bodies up to this size are not counted: [`REQUESTS`] of them take no more than [`MEMORY`].
 pub(crate) const SMALL: u64 = 64 * 1024;
 
-/// What a permit for memory stands for, in bytes.
+/// How many bytes one permit for memory counts for.
 const PAGE: u64 = 4096;
 
-/// Large answers of one tenant that are read from the database at the same time: half of its readers.
+/// How many large responses of one tenant are read from the database at the same time: half of its readers.
 const LOADS: usize = 2;
 
-/// How long an answer waits for memory. Clients that read their answers free memory all the time.
+/// How long a response waits for memory. Clients that read their responses free memory all the time.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -86,7 +85,7 @@ impl Share {
         })
     }
 
-    /// Memory for a body, as soon as there is some. A body larger than the whole share takes all of it.
+    /// Reserves memory for a body, as soon as there is some. A body larger than the whole share takes all of it.
     pub(crate) async fn reserve(&self, bytes: u64) -> Result<SharePermit, ApiError> {
         if bytes <= SMALL {
             return Ok(SharePermit::default());
@@ -97,9 +96,9 @@ impl Share {
         permit.map(|permit| SharePermit(vec![permit])).ok_or_else(too_much_unread)
     }
 
-    /// The answer, with memory for it if it is all there already. It keeps `entered` until it is sent.
+    /// Reserves memory for a response whose body is complete. The response holds `entered` until it is sent.
     pub(crate) async fn charge(&self, response: Response, entered: SharePermit) -> Response {
-        // A handler that streams has reserved its memory; the length is not known.
+        // The length of a stream is unknown; its handler has reserved the memory.
         let size = response.body().size_hint().exact().unwrap_or(0);
         match self.reserve(size).await {
             Ok(permit) => keeping(response, entered.and(permit)),
@@ -107,7 +106,7 @@ impl Share {
         }
     }
 
-    /// The same for an answer that is to be read from the database, and the right to do so.
+    /// Reserves memory for a response that is read from the database, and a permit to read it.
     pub(crate) async fn load(&self, bytes: u64) -> Result<(SharePermit, SharePermit), ApiError> {
         let permit = self.reserve(bytes).await?;
         if bytes <= SMALL {
@@ -141,7 +140,7 @@ fn pages(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(PAGE)).unwrap_or(u32::MAX)
 }
 
-/// The answer, which keeps a value until it is sent or the client has gone.
+/// The response, which holds a value until it is sent or the client has disconnected.
 pub(crate) fn keeping(response: Response, kept: impl Any + Send) -> Response {
     response.map(|body| Body::new(Keeping { body, _kept: Box::new(kept) }))
 }
@@ -175,7 +174,7 @@ impl HttpBody for Keeping {
 mod tests {
     use super::*;
 
-    /// Time does not pass: it jumps to whatever is waited for.
+    /// The clock is paused: it jumps to the next timer.
     #[tokio::test(start_paused = true)]
     async fn one_tenant_cannot_take_the_memory_of_another() {
         let tenants = Tenants::default();

@@ -6,8 +6,8 @@
 //!          ──{"type": "close"}──────▶
 //! ```
 //!
-//! A lost connection does not end the terminal: a client that comes back with the terminal's id, and
-//! the position up to which it has read, gets the rest.
+//! A lost connection does not end the terminal: a client that connects again with the terminal's id, and the position
+//! up to which it has read, gets the rest.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ use crate::input::{Path, Query, in_plain_words};
 use crate::socket::{Incoming, Next, Outgoing, Received, Socket, not_a_websocket, text};
 use crate::tickets::SUBPROTOCOL;
 
-/// The largest message: what a person types, or pastes.
+/// The largest message: text that a person types or pastes.
 const MAX_MESSAGE: usize = MAX_TERMINAL_INPUT;
 
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -99,12 +99,12 @@ pub(crate) async fn open(
     let (attached, is_new) = attach(&app, &who, &id, &query).await?;
     let control = attached.control();
     Ok(upgrade
-        // A browser wants one of the subprotocols that it offers; the ticket must not be sent back.
+        // A browser expects one of the subprotocols that it offered; the ticket must not be sent back.
         .protocols([SUBPROTOCOL])
         .max_message_size(MAX_MESSAGE)
         .max_frame_size(MAX_MESSAGE)
         .on_failed_upgrade(move |_| {
-            // The client does not know the terminal, so it is of no use.
+            // The client does not know the id of the new terminal, so the terminal is closed.
             if is_new {
                 tokio::spawn(async move { control.close().await });
             }
@@ -133,7 +133,7 @@ async fn attach(
     let attached = app.engine.attach_terminal(who, id, terminal, query.offset).await?;
     if let Some(size) = query.size().filter(|_| attached.info.ended.is_none()) {
         let resized = attached.control().resize(size).await;
-        // Any other error: the program has ended meanwhile, and the client sees that in a moment.
+        // Other errors mean that the program has ended meanwhile; the client gets that event next.
         if let Err(error @ EngineError::Invalid(_)) = resized {
             return Err(error.into());
         }
@@ -141,7 +141,7 @@ async fn attach(
     Ok((attached, false))
 }
 
-/// Serves one client until it leaves, the program ends, or the server stops.
+/// Serves one client until it disconnects, the program ends, or the server stops.
 async fn serve(mut socket: Socket, attached: AttachedTerminal, from: Option<u64>) {
     let keys = Keys(attached.control());
     if socket.send(text(&first_message(&attached.info, from))).await {
@@ -208,7 +208,7 @@ async fn session_ended(attached: &AttachedTerminal) -> Next {
     }
 }
 
-/// What the client types, and its commands.
+/// Input and commands of the client.
 struct Keys(TerminalControl);
 
 #[derive(Debug, Deserialize)]

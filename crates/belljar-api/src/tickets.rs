@@ -1,7 +1,7 @@
 //! `/v1/sessions/{id}/terminal/ticket`: tickets for WebSockets.
 //!
-//! A page in a browser cannot send a key with a WebSocket. It sends a ticket, which its own server
-//! asked for, among the subprotocols that it offers. There it is part of no URL, and so of no log.
+//! A page in a browser cannot send a key with a WebSocket. Instead its own server requests a ticket, and the page sends
+//! the ticket as one of the subprotocols that it offers. So the ticket is in no URL and in no log.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +19,7 @@ use crate::App;
 use crate::error::{ApiError, ErrorBody};
 use crate::input::Path;
 
-/// What a client may offer as a subprotocol; a client with a ticket must.
+/// A subprotocol that a client may offer. A client with a ticket must offer it.
 pub(crate) const SUBPROTOCOL: &str = "belljar.terminal";
 
 /// The prefix of a subprotocol that is a ticket.
@@ -57,7 +57,7 @@ pub(crate) async fn ticket(
     Extension(who): Extension<Principal>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    // Only for a live session of this tenant.
+    // Tickets are only for a live session of this tenant.
     app.engine.terminals(&who, &id).await?;
     let expires_in = TICKET_LIFE.as_secs();
     let ticket = app.tickets.issue(&who, &id, Instant::now()).ok_or_else(|| {

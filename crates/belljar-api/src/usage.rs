@@ -1,4 +1,4 @@
-//! `GET /v1/usage`: what the caller's tenant has used, per day.
+//! `GET /v1/usage`: the usage of the caller's tenant, per day.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! `belljar bench --browser`: screenshots by a running browser, and the memory of a session whose browser was stopped.
+//! `belljar bench --browser`: screenshots with a running browser, and the memory of a session after
+//! its browser was stopped.
 
 use std::time::{Duration, Instant};
 
@@ -22,26 +23,26 @@ const IDLE_S: u64 = 2;
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(200);
 
-/// Requests that find caches cold and are not counted.
+/// Requests before the measurement, while caches are cold; they are not counted.
 const COLD: usize = 5;
 
 const TARGET_P50_MS: f64 = 150.0;
 const TARGET_IDLE_MIB: f64 = 6.0;
 
-/// Figures of a session's browser.
+/// Results of the browser benchmark.
 #[derive(Debug, Serialize)]
 pub(crate) struct BrowserFigures {
     machine: Machine,
-    /// The first screenshot, for which the browser is started.
+    /// The first screenshot, which starts the browser.
     first_ms: f64,
-    /// Of a page in the session, which is loaded each time.
+    /// A screenshot of a page in the session; the page is loaded each time.
     screenshot_url: Summary,
-    /// Of the page that is loaded.
+    /// A screenshot of the page that is already loaded.
     screenshot_current: Summary,
     snapshot: Summary,
     running_mib: f64,
     stopped_mib: f64,
-    /// From a request to a stopped browser to the text of its last page.
+    /// From a request to a stopped browser until it returns the text of its last page.
     restored_ms: f64,
 }
 
@@ -108,7 +109,7 @@ async fn repeat(connection: &mut Connection, request: &[u8], rounds: usize) -> R
     Ok(samples.summary())
 }
 
-/// Waits until the session uses little memory; how much it uses then, or at the timeout.
+/// Waits until the session uses little memory. Returns its memory then, or at the timeout.
 async fn wait_until_small(connection: &mut Connection, id: &str) -> Result<f64> {
     let deadline = Instant::now() + STOP_TIMEOUT;
     loop {

@@ -1,5 +1,5 @@
-//! A minimal HTTP/1.1 client that costs little processor time: requests are built beforehand, and only the needed parts of
-//! a response are parsed.
+//! A minimal HTTP/1.1 client that uses little processor time: requests are built beforehand, and
+//! only the needed parts of a response are parsed.
 
 use std::net::SocketAddr;
 
@@ -30,7 +30,7 @@ impl Response<'_> {
         (200..300).contains(&self.status)
     }
 
-    /// Whether an execution ended well.
+    /// Whether an execution succeeded.
     pub(crate) fn is_ok(&self) -> bool {
         const OK: &[u8] = br#""status":"ok""#;
         self.status == 200 && self.body.windows(OK.len()).any(|part| part == OK)
@@ -97,7 +97,7 @@ impl Connection {
         Ok(Response { status, body: &self.buffer[head..head + length] })
     }
 
-    /// Sends a request and discards the body of the response; its length.
+    /// Sends a request and discards the body of the response. Returns the length of the body.
     pub(crate) async fn drain(&mut self, request: &[u8], scratch: &mut [u8]) -> Result<usize> {
         self.send(request).await?;
         let (status, head, length) = self.head().await?;
@@ -113,7 +113,8 @@ impl Connection {
         Ok(length)
     }
 
-    /// The status of a response, where its body begins in the buffer, and the length of the body.
+    /// Reads the head of a response. Returns its status, where its body begins in the buffer, and
+    /// the length of the body.
     async fn head(&mut self) -> Result<(u16, usize, usize)> {
         self.buffer.clear();
         let (head, length) = loop {
@@ -148,7 +149,8 @@ fn content_length(head: &[u8]) -> Result<usize> {
     })
 }
 
-/// Sends all requests over this many connections; the responses, in the order of the requests.
+/// Sends all requests over this many connections. Returns the responses in the order of the
+/// requests.
 pub(crate) async fn call_all(
     address: SocketAddr,
     requests: Vec<Vec<u8>>,

@@ -1,4 +1,4 @@
-//! `belljar bench` where a container engine makes the sandboxes, compared with the engine's own command.
+//! `belljar bench` with sandboxes of a container engine, compared with the engine's own command.
 
 use anyhow::Result;
 use belljar_runtime::docker::{DockerConfig, DockerRuntime};
@@ -11,10 +11,10 @@ use crate::samples::{self, Summary};
 use crate::workload::{FIRST, FIRST_PANDAS};
 use crate::{BenchArgs, BenchConfig, peers, progress};
 
-/// Small: containers take much memory and a second to make.
+/// Small, because a container takes much memory and a second to create.
 const POOL_SIZE: usize = 3;
 
-/// Figures of sandboxes that a container engine makes.
+/// Results for sandboxes of a container engine.
 #[derive(Debug, Serialize)]
 pub(crate) struct DockerFigures {
     machine: Machine,
@@ -24,7 +24,7 @@ pub(crate) struct DockerFigures {
     create_pooled_pandas: Summary,
     create_cold: Summary,
     warm_exec: Summary,
-    /// The same first result by the engine's own command.
+    /// The time to the same first result with the engine's own command.
     docker_run: Summary,
 }
 
@@ -36,7 +36,7 @@ pub(crate) async fn measure(
     let progress = progress();
     let say = |text: &str| progress.set_message(text.to_owned());
     let image = docker.image.clone();
-    // With an owner, as a server has one: only then an interpreter is kept warm.
+    // With an owner, as a server has: only then is an interpreter kept warm.
     let owner = format!("bench{}", std::process::id());
     let runtime = DockerRuntime::launch(docker, Some(&owner)).await?;
     let backend = runtime.backend();

@@ -1,4 +1,4 @@
-//! The result of a benchmark, for people and for programs.
+//! The result of a benchmark, as text and as JSON.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 use belljar_sys::procfs;
 use serde::Serialize;
 
-/// What a benchmark measured, ready to print.
+/// The results of a benchmark, ready to print.
 #[derive(Debug)]
 pub struct Measured {
     /// All figures, as JSON.
@@ -31,7 +31,7 @@ impl Measured {
     }
 }
 
-/// The figures of one benchmark: JSON by `Serialize`, and a table for people.
+/// The figures of one benchmark: JSON by `Serialize`, and a table to read.
 pub(crate) trait Figures: Serialize {
     fn heading(&self) -> String;
 
@@ -51,7 +51,7 @@ pub(crate) fn target_row(what: &str, measured: String, target: String, met: bool
     vec![what.to_owned(), measured, target, verdict(met).to_owned()]
 }
 
-/// A row of the same table for a figure that has no target.
+/// A row of the same table for a figure without a target.
 pub(crate) fn plain_row(what: &str, measured: String) -> Vec<String> {
     vec![what.to_owned(), measured, String::new(), String::new()]
 }
@@ -60,7 +60,7 @@ pub(crate) fn verdict(met: bool) -> &'static str {
     if met { "met" } else { "MISSED" }
 }
 
-/// The machine that the figures are of.
+/// The machine that was measured.
 #[derive(Debug, Serialize)]
 pub(crate) struct Machine {
     kernel: String,

@@ -1,7 +1,7 @@
 //! `belljar bench --http`: a temporary server, measured by its clients.
 //!
-//! The clients are in this process and use the same processors as the server and the sandboxes; the figures include how
-//! much processor time they took.
+//! The clients are in this process and use the same processors as the server and the sandboxes. The
+//! figures include the processor time of the clients.
 
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,10 @@ use crate::scratch_host::{ScratchHost, Server};
 use crate::workload::{FIRST, POOL_SIZE};
 use crate::{BenchArgs, BenchConfig, progress, terminal_echo};
 
-/// Clients, each with a session of its own.
+/// Number of clients; each has its own session.
 const CLIENTS: usize = 64;
 
-/// Sessions that a killed server leaves to the next one.
+/// Sessions that a killed server leaves for the next one.
 const LEFT: usize = 500;
 
 /// Connections over which many sessions are created, used and stopped.
@@ -30,10 +30,10 @@ const CONNECTIONS: usize = 16;
 /// How long the sessions are idle before the server's memory is read.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Executions that find caches cold and are not counted.
+/// Executions before the measurement, while caches are cold; they are not counted.
 const COLD: usize = 50;
 
-/// Figures of a server over HTTP.
+/// Results of a server over HTTP.
 #[derive(Debug, Serialize)]
 pub(crate) struct HttpFigures {
     machine: Machine,
@@ -42,7 +42,7 @@ pub(crate) struct HttpFigures {
     /// From the request for a session to its first result, with a full pool.
     create: Timed,
     warm_exec: WarmExec,
-    /// `command: true`.
+    /// An execution of `command: true`.
     command: Timed,
     /// From a key at a terminal to its echo.
     terminal_echo: Timed,
@@ -66,7 +66,7 @@ struct WarmExec {
     target_p99_ms: f64,
 }
 
-/// Many clients that send one request after the other.
+/// Many clients, each of which sends one request after another.
 #[derive(Debug, Serialize)]
 struct Load {
     clients: usize,
@@ -85,7 +85,7 @@ struct Load {
 struct Live {
     sessions: usize,
     answered: usize,
-    /// For all creates together.
+    /// Time of all creates together.
     create_seconds: f64,
     server_rss_mib: f64,
     target_server_rss_mib: f64,
@@ -200,7 +200,7 @@ async fn measure_command(connection: &mut Connection, rounds: usize) -> Result<T
     Ok(Timed { took, target_p50_ms: 3.0 })
 }
 
-/// Executes the same again and again, in a session of its own.
+/// Executes the same code repeatedly, in a new session.
 async fn repeat_exec(connection: &mut Connection, exec: &Value, rounds: usize) -> Result<Summary> {
     let create = request("POST", "/v1/sessions", &json!({}));
     let id = id_of(&connection.call(&create).await?.json()?)?;
@@ -268,7 +268,7 @@ async fn measure_load(server: &Server, sessions: &[String], time: Duration) -> R
     })
 }
 
-/// Sends one request after the other until `end`; how long each took, and how many failed.
+/// Sends one request after another until `end`. Returns how long each took, and how many failed.
 async fn call_until(
     mut connection: Connection,
     request: Vec<u8>,
@@ -287,7 +287,7 @@ async fn call_until(
     (samples, errors)
 }
 
-/// Creates sessions until this many live, sets a variable in each, and reads it.
+/// Creates sessions until this many are live, sets a variable in each, and reads it.
 async fn measure_live(server: &Server, sessions: &mut Vec<String>, most: usize) -> Result<Live> {
     let begun = Instant::now();
     sessions.extend(make(server, most.saturating_sub(sessions.len())).await?);
@@ -339,7 +339,7 @@ async fn stop(server: &Server, sessions: &[String]) -> Result<()> {
     stopped.into_iter().try_for_each(|session| session.map(drop))
 }
 
-/// How many sessions have the variable that was set in them.
+/// How many sessions still have the variable that was set in them.
 async fn remembered(server: &Server, sessions: &[String]) -> Result<usize> {
     let responses = execute_in_all(server, sessions, |_| "n".to_owned()).await?;
     let is_right = |(n, response): &(usize, Result<Value>)| {

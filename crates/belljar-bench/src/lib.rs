@@ -1,7 +1,7 @@
 //! `belljar bench`: latency, memory and density on this machine, compared with other programs in the same run.
 //!
-//! Absolute figures of a shared machine vary from run to run. Ratios of things that are measured in turns vary less, so
-//! each line says what it was compared with.
+//! Absolute figures of a shared machine vary from run to run. Ratios of operations that are
+//! measured in turns vary less, so each line names what it was compared with.
 
 #![forbid(unsafe_code)]
 
@@ -60,18 +60,18 @@ pub struct BenchArgs {
     pub sessions: usize,
 }
 
-/// What the benchmarks need to know of the program and its settings.
+/// What the benchmarks need from the program and its settings.
 #[derive(Debug, Clone)]
 pub struct BenchConfig {
     /// The belljar binary; servers to measure are started from it.
     pub program: PathBuf,
-    /// Limits of the sandboxes that are measured.
+    /// Limits of the measured sandboxes.
     pub limits: Limits,
     /// The interpreter of the sandboxes' environment, as the host starts it.
     pub python: PathBuf,
-    /// An image for `docker run` that has the same packages.
+    /// An image for `docker run` with the same packages.
     pub peer_image: Option<String>,
-    /// The runtime that `docker run` is to use.
+    /// The runtime for `docker run`.
     pub docker_runtime: Option<String>,
 }
 
@@ -82,8 +82,8 @@ pub enum Backend {
     Docker(Box<DockerConfig>),
 }
 
-/// Runs the benchmark that `args` choose. `backend` is called only by benchmarks that make sandboxes in this process, and
-/// before any thread is started.
+/// Runs the benchmark that `args` selects. `backend` is called only by benchmarks that make
+/// sandboxes in this process, and before any thread is started.
 pub fn bench(
     args: &BenchArgs,
     config: &BenchConfig,

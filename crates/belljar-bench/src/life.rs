@@ -14,33 +14,36 @@ use crate::scratch_host::{ScratchHost, Server};
 use crate::workload::{FIRST, POOL_SIZE};
 use crate::{BenchArgs, BenchConfig, progress};
 
-/// Code that makes 100 MiB of random numbers, for a session that is forked.
+/// Code that creates 100 MiB of random numbers in a session that is forked.
 const MAKE_DATA: &str = "import numpy as np; data = np.random.default_rng(1).random(13_107_200)";
 
 /// Connections over which many sessions are created and hibernated.
 const CONNECTIONS: usize = 8;
 
-/// How many sessions are created before they hibernate: all of them may not fit into memory.
+/// How many sessions are created before they hibernate; all sessions together may not fit into
+/// memory.
 const WAVE: usize = 32;
 
 /// Percentage of the sessions that hibernate.
 const ASLEEP_PERCENT: usize = 95;
 
-/// How many sessions are asked for their variable.
+/// How many sessions are checked for their variable.
 const ASKED: usize = 50;
 
 /// Time for the machine to clean up after a session.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Figures of hibernation, forks and checkpoints.
+/// Results of hibernation, forks and checkpoints.
 #[derive(Debug, Serialize)]
 pub(crate) struct LifeFigures {
     machine: Machine,
     /// A fork of a session with 100 MiB of random numbers.
     fork: Timed,
-    /// From the request to hibernate to its response: everything is on disk, and the sandbox gone.
+    /// From the request to hibernate to its response. Then everything is on disk, and the sandbox
+    /// is removed.
     hibernate: Summary,
-    /// From a cell for a hibernated session that has imported all packages to its result.
+    /// From a request to execute a cell in a hibernated session to its result. The session has
+    /// imported all packages.
     wake: Timed,
     checkpoint: Checkpoint,
     many: Many,
@@ -53,7 +56,7 @@ struct Timed {
     target_p50_ms: f64,
 }
 
-/// A cell with a checkpoint after it, and the same cell without.
+/// A cell followed by a checkpoint, and the same cell without one.
 #[derive(Debug, Serialize)]
 struct Checkpoint {
     with: Summary,
@@ -74,7 +77,7 @@ struct Many {
     asleep_kib_each: f64,
     target_kib: f64,
     server_rss_mib: f64,
-    /// Sessions that were asked for their variable, and those that had it.
+    /// How many sessions were checked for their variable, and how many had it.
     asked: usize,
     remembered: usize,
     seconds: f64,
@@ -123,7 +126,7 @@ async fn measure_fork(
     run(connection, &id, MAKE_DATA).await?;
     let fork = request("POST", &format!("/v1/sessions/{id}/fork"), &json!({}));
     let mut samples = Samples::default();
-    // The first fork writes the whole snapshot; the others write what changed.
+    // The first fork writes the whole snapshot; later forks write only what changed.
     for round in 0..=rounds {
         server.pool_full(connection, POOL_SIZE).await?;
         tokio::time::sleep(PAUSE).await;
@@ -184,7 +187,7 @@ async fn measure_checkpoints(connection: &mut Connection, rounds: usize) -> Resu
     let listed = connection.call(&list).await?.json()?;
     let listed = listed["checkpoints"].as_array().context("no list of checkpoints")?;
     ensure!(listed.len() > rounds, "not every execution left a checkpoint: {}", listed.len());
-    // The first checkpoint is complete; the others hold what changed.
+    // The first checkpoint is complete; later ones contain only what changed.
     let mut bytes: Vec<u64> = listed[1..].iter().filter_map(|one| one["bytes"].as_u64()).collect();
     bytes.sort_unstable();
     for id in &ids {
@@ -195,7 +198,7 @@ async fn measure_checkpoints(connection: &mut Connection, rounds: usize) -> Resu
     Ok(Checkpoint { with, without, target_ms: 10.0, bytes_p50, target_bytes: 2 << 20 })
 }
 
-/// First the sessions that hibernate, a wave at a time, then those that stay live.
+/// Creates first the sessions that hibernate, in waves, then those that stay live.
 async fn measure_many(server: &Server, connection: &mut Connection, most: usize) -> Result<Many> {
     let begun = Instant::now();
     let asleep = most * ASLEEP_PERCENT / 100;
@@ -212,7 +215,7 @@ async fn measure_many(server: &Server, connection: &mut Connection, most: usize)
         }
         ids.extend(wave);
     }
-    // The server has closed the connection: it was idle for too long.
+    // The server has closed the connection, because it was idle for too long.
     *connection = Connection::connect(server.address).await?;
     server.pool_full(connection, POOL_SIZE).await?;
     tokio::time::sleep(PAUSE * 10).await;
@@ -242,7 +245,7 @@ async fn measure_many(server: &Server, connection: &mut Connection, most: usize)
     })
 }
 
-/// Creates sessions, each with its number in a variable.
+/// Creates sessions and stores in each its number, in a variable.
 async fn make(server: &Server, first: usize, wave: usize) -> Result<Vec<String>> {
     let requests = vec![request("POST", "/v1/sessions", &json!({})); wave];
     let mut ids = Vec::new();
@@ -256,7 +259,7 @@ async fn make(server: &Server, first: usize, wave: usize) -> Result<Vec<String>>
     Ok(ids)
 }
 
-/// The server's processes: the zygote, the pool, and every sandbox.
+/// The number of the server's processes: the zygote, the pool, and every sandbox.
 fn processes(server: &Server) -> usize {
     procfs::descendants(&procfs::parents(), server.pid()).len()
 }

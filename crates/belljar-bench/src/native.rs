@@ -1,4 +1,4 @@
-//! `belljar bench`: sandboxes that namespaces make, created and used in this process.
+//! `belljar bench`: native sandboxes (namespaces), created and used in this process.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use crate::samples::{self, Samples, Summary, count, mib};
 use crate::workload::{FIRST, FIRST_PANDAS, NOTHING, POOL_SIZE, execute};
 use crate::{BenchArgs, BenchConfig, progress};
 
-/// Figures of native sandboxes.
+/// Results for native sandboxes.
 #[derive(Debug, Serialize)]
 pub(crate) struct NativeFigures {
     machine: Machine,
@@ -32,7 +32,7 @@ pub(crate) struct NativeFigures {
     density: Vec<Density>,
     memory: Memory,
     command_line: CommandLine,
-    /// The same first result by a plain interpreter and by `docker run`.
+    /// The time to the same first result with a plain interpreter and with `docker run`.
     python_process: Option<Summary>,
     docker_run: Option<Summary>,
     /// Why a figure is missing.
@@ -53,7 +53,7 @@ struct Burst {
     each: Summary,
 }
 
-/// Latencies while this many sessions live.
+/// Latencies while this many sessions are live.
 #[derive(Debug, Serialize)]
 struct Density {
     sessions: usize,
@@ -66,7 +66,7 @@ struct Density {
 #[derive(Debug, Serialize)]
 struct Memory {
     sessions: usize,
-    /// Charged to the cgroup of a sandbox, on average.
+    /// Memory that is charged to the cgroup of a sandbox, on average.
     cgroup_mib: f64,
     /// Memory of this process, the spawner and the zygote, divided by the number of sessions.
     ours_mib: f64,
@@ -74,11 +74,11 @@ struct Memory {
     python_process_mib: Option<f64>,
 }
 
-/// A runtime, and the sandboxes that it is to make.
+/// A runtime, and the sandboxes that it makes for the benchmark.
 pub(crate) struct RuntimeBench<'a> {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) spec: SandboxSpec,
-    /// Size of the pool while it is measured.
+    /// Size of the pool during the measurement.
     pub(crate) pool: usize,
     pub(crate) args: &'a BenchArgs,
 }
@@ -147,7 +147,7 @@ pub(crate) async fn measure(
     })
 }
 
-/// Waits for the zygote; its figures, and its resident memory in KiB.
+/// Waits for the zygote. Returns its figures, and its resident memory in KiB.
 async fn warm_zygote(
     runtime: &Arc<native::NativeRuntime>,
     notes: &mut Vec<String>,
@@ -242,7 +242,7 @@ impl RuntimeBench<'_> {
         Ok(Burst { sessions, total_ms, each: each.summary() })
     }
 
-    /// Creates sandboxes up to the largest number and measures at each of a few numbers on the way.
+    /// Creates sandboxes up to the largest number, and measures at a few numbers in between.
     async fn density(
         &self,
         most: usize,
@@ -271,8 +271,8 @@ impl RuntimeBench<'_> {
         for sandbox in live {
             answered += usize::from(execute(sandbox, NOTHING).await.is_ok());
         }
-        // Spread over all sessions. The first execution of a visit finds caches cold, as after a
-        // long pause; the next ones find them warm, as in an active conversation.
+        // Spreads the visits over all sessions. The first execution of a visit finds cold caches,
+        // as after a long pause. The next ones find warm caches, as in an active conversation.
         let visits = if self.args.quick { 20 } else { 100 };
         let (mut first_of_visit, mut warm_exec) = (Samples::default(), Samples::default());
         for visit in 0..visits {
@@ -294,7 +294,7 @@ impl RuntimeBench<'_> {
     }
 }
 
-/// Memory of sessions that have run something and are idle, and of our own processes.
+/// Memory of idle sessions that have executed code, and of our own processes.
 fn memory(live: &[Sandbox], config: &BenchConfig, spawner: u32, zygote_kib: u64) -> Memory {
     let charged: u64 = live.iter().filter_map(Sandbox::memory_used).sum();
     let processes = [std::process::id(), spawner];

@@ -1,4 +1,4 @@
-//! Other programs that do the same work, in the same run, on the same machine.
+//! Other programs that do the same work, measured in the same run on the same machine.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::BenchConfig;
 use crate::samples::{Samples, Summary};
 
-/// One line of code by `belljar run` and by a plain interpreter.
+/// One line of code, run by `belljar run` and by a plain interpreter.
 #[derive(Debug, Serialize)]
 pub(crate) struct CommandLine {
     pub(crate) belljar_run: Summary,
@@ -29,7 +29,7 @@ pub(crate) fn command_line(config: &BenchConfig, rounds: usize) -> Result<Comman
     Ok(CommandLine { belljar_run: ours.summary(), python3: theirs.summary() })
 }
 
-/// A new interpreter of the sandboxes' environment, without isolation.
+/// Starts a new interpreter of the sandboxes' environment, without isolation.
 pub(crate) fn python(config: &BenchConfig, code: &str, rounds: usize) -> Result<Summary> {
     timed(Command::new(&config.python).args(["-I", "-c", code]), rounds)
 }
@@ -43,7 +43,7 @@ pub(crate) fn python_rss_kib(config: &BenchConfig, code: &str) -> Option<u64> {
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
 
-/// `docker run` of the image for comparisons, if an engine answers.
+/// Measures `docker run` with the image for comparisons, if an engine answers.
 pub(crate) fn docker(config: &BenchConfig, code: &str, rounds: usize) -> Result<Summary> {
     let answers = Command::new("docker")
         .args(["version", "--format", "{{.Server.Version}}"])
@@ -57,7 +57,7 @@ pub(crate) fn docker(config: &BenchConfig, code: &str, rounds: usize) -> Result<
     docker_run(image, config, code, rounds)
 }
 
-/// `docker run` of `image`, with the runtime that the settings name.
+/// Measures `docker run` with `image` and the runtime in the settings.
 pub(crate) fn docker_run(
     image: &str,
     config: &BenchConfig,
@@ -78,7 +78,7 @@ fn timed(command: &mut Command, rounds: usize) -> Result<Summary> {
     Ok(samples.summary())
 }
 
-/// Runs a command that must succeed; how long it took.
+/// Runs a command that must succeed. Returns how long it took.
 pub(crate) fn once(command: &mut Command) -> Result<Duration> {
     let start = Instant::now();
     let output = command

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// Durations of one operation, repeated.
+/// Durations of one repeated operation.
 #[derive(Debug, Default)]
 pub(crate) struct Samples(Vec<Duration>);
 
@@ -27,7 +27,7 @@ impl Samples {
         let mut sorted = self.0.clone();
         sorted.sort();
         let at = |percent: usize| {
-            // The smallest sample that at least this share of all does not exceed.
+            // The smallest sample such that at least this percentage of all samples is not larger.
             let rank = (sorted.len() * percent).div_ceil(100).max(1);
             sorted.get(rank - 1).map_or(0.0, |sample| sample.as_secs_f64() * 1000.0)
         };
@@ -45,7 +45,7 @@ impl Summary {
     }
 }
 
-/// Everything in one cell of a table.
+/// The whole summary in one cell of a table.
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Summary { rounds, p50_ms, p99_ms, max_ms } = *self;
@@ -67,7 +67,7 @@ pub(crate) fn count(n: usize) -> f64 {
     n.max(1) as f64
 }
 
-/// The middle value, or the mean of the two in the middle.
+/// The middle value, or the mean of the two middle values.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

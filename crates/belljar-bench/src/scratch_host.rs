@@ -1,4 +1,4 @@
-//! A temporary server to measure, with directories and control groups of its own.
+//! A temporary server to measure, with its own directories and control groups.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -18,13 +18,13 @@ use crate::connection::{Connection, request};
 
 const SIGTERM: i32 = 15;
 
-/// How long a server may take to start, and to finish its work in the background after that.
+/// How long a server may take to start, and then to finish its background work.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long it may take to stop, with a thousand sessions.
 const STOP_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How often a condition is checked that is waited for.
+/// How often a condition is checked while waiting for it.
 const POLL: Duration = Duration::from_millis(1);
 
 /// Directories and control groups that only servers of this benchmark use; dropping it removes them.
@@ -33,7 +33,7 @@ pub(crate) struct ScratchHost {
     directory: PathBuf,
     cgroup_parent: String,
     program: PathBuf,
-    /// Settings besides those that isolate it.
+    /// Additional settings, besides those that isolate it.
     more: Vec<(&'static str, String)>,
 }
 
@@ -101,12 +101,12 @@ impl Drop for ScratchHost {
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: SocketAddr,
-    /// Taken just before the binary was executed.
+    /// The time just before the binary was executed.
     pub(crate) started: Instant,
 }
 
 impl Server {
-    /// Starts one and waits until it listens.
+    /// Starts a server and waits until it listens.
     pub(crate) fn start(host: &ScratchHost, pool: usize) -> Result<Server> {
         let started = Instant::now();
         let mut child = Command::new(&host.program)
@@ -119,7 +119,7 @@ impl Server {
             .context("failed to start a server")?;
         let stderr = child.stderr.take().context("the server has no standard error")?;
         let (sender, output) = mpsc::channel();
-        // Reads to the end, so that the server never waits for a reader.
+        // Reads to the end, so that the server never blocks on a full pipe.
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 tracing::debug!("server: {line}");
@@ -145,7 +145,7 @@ impl Server {
         self.child.id()
     }
 
-    /// Waits until it serves all sessions that an earlier server left.
+    /// Waits until it serves all sessions of an earlier server.
     pub(crate) async fn ready(&self) -> Result<()> {
         let mut connection = Connection::connect(self.address).await?;
         let request = request("GET", "/readyz", &Value::Null);
@@ -156,7 +156,7 @@ impl Server {
         Ok(())
     }
 
-    /// Waits until its work in the background is done: the zygote is warm and the limits are probed.
+    /// Waits until its background work is done: the zygote is warm and the limits are tested.
     pub(crate) async fn settled(&self, connection: &mut Connection) -> Result<()> {
         let request = request("GET", "/healthz", &Value::Null);
         loop {
@@ -194,12 +194,13 @@ impl Server {
         procfs::status_field(self.pid(), "VmRSS").map(|kib| kib * 1024)
     }
 
-    /// The most resident memory it had since [`Server::forget_peak`], in bytes.
+    /// The peak resident memory since [`Server::forget_peak`], in bytes.
     pub(crate) fn peak(&self) -> Option<u64> {
         procfs::status_field(self.pid(), "VmHWM").map(|kib| kib * 1024)
     }
 
-    /// Where the kernel does not allow this, the peak is that of its whole life.
+    /// Resets the peak. If the kernel does not allow this, the peak is that of the whole process
+    /// lifetime.
     pub(crate) fn forget_peak(&self) {
         let _ = procfs::forget_peak(self.pid());
     }
@@ -208,14 +209,14 @@ impl Server {
         procfs::cpu_time(self.pid())
     }
 
-    /// With SIGKILL.
+    /// Kills it with SIGKILL.
     pub(crate) fn kill(mut self) -> Result<()> {
         self.child.kill().context("failed to kill the server")?;
         self.child.wait().context("failed to wait for the server")?;
         Ok(())
     }
 
-    /// Stops it with all its sessions, and waits for its end.
+    /// Stops it with all its sessions, and waits until it has ended.
     pub(crate) fn stop(mut self) -> Result<()> {
         let status = self.end()?;
         if !status.success() {

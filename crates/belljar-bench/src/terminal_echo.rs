@@ -14,10 +14,10 @@ use crate::samples::{Samples, Summary};
 /// How long an echo may take before the benchmark fails.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Silence after which a line is complete.
+/// A line is complete after this time without output.
 const LINE_PAUSE: Duration = Duration::from_millis(50);
 
-/// Keys that find caches cold and are not counted.
+/// Keys before the measurement, while caches are cold; they are not counted.
 const COLD: usize = 50;
 
 pub(crate) async fn measure(address: SocketAddr, id: &str, rounds: usize) -> Result<Summary> {

@@ -12,7 +12,7 @@ pub(crate) const FIRST: &str =
 /// First result of a new session that uses pandas.
 pub(crate) const FIRST_PANDAS: &str = "import pandas as pd; int(pd.Series([1, 2, 3]).sum())";
 
-/// A cell that takes the kernel no time.
+/// A cell that takes almost no time in the kernel.
 pub(crate) const NOTHING: &str = "x = 1";
 
 /// Sandboxes in the pool while a native backend or a server is measured.

@@ -8,7 +8,7 @@ use belljar_runtime::Limits;
 
 use crate::lock;
 
-/// Limits; `None` is no limit.
+/// Limits; `None` means no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Quota {
     pub sessions: Option<u64>,
@@ -19,7 +19,7 @@ pub struct Quota {
     pub pids: Option<u64>,
 }
 
-/// Capacity that is in use, or requested.
+/// Capacity in use, or requested.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Load {
     pub sessions: u64,
@@ -28,7 +28,7 @@ pub struct Load {
     pub pids: u64,
 }
 
-/// The limit that is reached.
+/// The limit that was reached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no room for another session: {whose} limit of {limit} {what} is reached ({used} in use)")]
 pub struct Full {
@@ -50,8 +50,8 @@ pub struct Admission {
 struct Used {
     total: Load,
     tenants: HashMap<String, Load>,
-    /// The limit of hibernated sessions of each tenant, from the key of its last request: sessions also hibernate without a
-    /// request.
+    /// The limit of hibernated sessions of each tenant, from the key of its last request. It is kept because sessions
+    /// also hibernate without a request.
     sleeping: HashMap<String, u64>,
 }
 
@@ -83,8 +83,8 @@ impl Admission {
         self.reserve_load(tenant, quota, load)
     }
 
-    /// Reserves capacity for a hibernated session. `asked` is the quota of the client's key; without a client, that of the
-    /// last key applies.
+    /// Reserves capacity for a hibernated session. `asked` is the quota of the client's key. Without a client, the
+    /// quota of the tenant's last key applies.
     pub fn reserve_sleep(&self, tenant: &str, asked: Option<Quota>) -> Result<Reservation, Full> {
         let limit = {
             let mut used = lock(&self.used);
@@ -233,7 +233,7 @@ mod tests {
         let _asleep = admission.reserve_sleep("a", Some(one)).unwrap();
         let refused = admission.reserve_sleep("a", Some(one)).unwrap_err();
         assert_eq!((refused.what, refused.limit, refused.used), ("sleeping sessions", 1, 1));
-        // Without a client too, until a request with another key.
+        // The limit of that key also applies without a client, until a request with another key.
         assert!(admission.reserve_sleep("a", None).is_err());
         let two = [0, 1].map(|_| admission.reserve_sleep("b", None).unwrap());
         assert_eq!(admission.reserve_sleep("b", None).unwrap_err().limit, 2);

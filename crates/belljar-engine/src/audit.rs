@@ -1,11 +1,11 @@
-//! The audit log: who did what, when and with which outcome. One line of JSON each, in `audit.log`.
+//! The audit log: who did what, when and with which outcome. Each entry is one line of JSON in `audit.log`.
 //!
 //! Code is named by its hash, unless the operator wants the code itself. Secrets are never logged:
 //! keys are named by their id.
 //!
-//! Requests that are refused before they are authenticated can come from anyone, in any number. They
-//! go to a separate file, `refusals.log`, so that they cannot displace what tenants did, and
-//! repeated ones are counted (see [`refusals`]).
+//! Any client can send any number of requests that are refused before authentication. They go to a separate file,
+//! `refusals.log`, so that they cannot displace the actions of tenants. Repeated refusals are counted (see
+//! [`refusals`]).
 
 mod refusals;
 
@@ -25,7 +25,7 @@ use self::refusals::{Refusals, RefusedRequest, WINDOW};
 use crate::clock;
 use crate::principal::Principal;
 
-/// Lines that wait to be written. When it is full, further lines are lost, and an error is logged.
+/// Lines that wait to be written. When the queue is full, further lines are lost and an error is logged.
 const QUEUE: usize = 8192;
 
 /// `audit.log` is renamed to `audit.log.1` when it has grown to this size.
@@ -34,11 +34,11 @@ const MAX_BYTES: u64 = 64 * 1024 * 1024;
 /// The same for `refusals.log`.
 const MAX_REFUSAL_BYTES: u64 = 16 * 1024 * 1024;
 
-/// Characters of any field but the code. Ids, names and sentences are shorter; input of a caller is
-/// cut, so that it cannot fill the log.
+/// Characters of any field except the code. Ids, names and sentences are shorter. Input of a caller is cut, so that it
+/// cannot fill the log.
 const MAX_FIELD: usize = 512;
 
-/// Bytes of code in a line, if the operator wants code. The hash is that of all of it.
+/// Bytes of code in a line, if the operator wants code. The hash always covers all of the code.
 const MAX_CODE: usize = 64 * 1024;
 
 #[derive(Debug, Clone)]
@@ -56,7 +56,7 @@ enum AuditMessage {
     Flush(SyncSender<()>),
 }
 
-/// What the caller knows of a line.
+/// The fields of a line that the caller sets.
 #[derive(Debug, Default, Serialize)]
 pub struct AuditEntry<'a> {
     pub action: &'a str,
@@ -83,7 +83,7 @@ struct AuditLine<'a> {
     code_sha256: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     code: Option<String>,
-    /// How many refusals this line stands for, if more than one.
+    /// How many refusals this line counts, if more than one.
     #[serde(skip_serializing_if = "Option::is_none")]
     times: Option<u64>,
 }
@@ -158,11 +158,11 @@ impl Audit {
         }
     }
 
-    /// Returns when all lines noted so far are in the file. To be called before the process ends.
+    /// Returns when all lines noted so far are in the file. Call it before the process ends.
     pub fn flush(&self) {
         let (written, waiting) = sync_channel(0);
         if self.queue.send(AuditMessage::Flush(written)).is_ok() {
-            // Nothing is ever sent; the other end is dropped.
+            // Nothing is ever sent on this channel. `recv` returns when the writer drops the other end.
             let _ = waiting.recv();
         }
     }
@@ -204,7 +204,7 @@ struct AuditWriter {
 impl AuditWriter {
     fn run(mut self, queue: &Receiver<AuditMessage>) {
         loop {
-            // Counts of refusals are due even without new messages.
+            // Counts of refusals must be written even without new messages.
             let first = match queue.recv_timeout(WINDOW) {
                 Ok(message) => Some(message),
                 Err(RecvTimeoutError::Timeout) => None,
@@ -246,8 +246,8 @@ impl RotatedLog {
         }
         let is_full = |file: &File| file.metadata().is_ok_and(|it| it.len() > self.max_bytes);
         if self.file.as_ref().is_none_or(is_full) {
-            // Another process, such as `belljar key`, may have renamed it already: then the file at
-            // this path is new and must not replace the full one.
+            // Another process, such as `belljar key`, may have renamed the file already. Then the file at this path is
+            // new and must not replace the full one.
             if self.file.as_ref().is_some_and(|file| is_at(file, &self.path)) {
                 let _ = fs::rename(&self.path, self.path.with_extension("log.1"));
             }

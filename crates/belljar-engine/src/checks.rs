@@ -1,4 +1,4 @@
-//! Limits on what clients may ask for, whatever the state of the server.
+//! Limits on the requests of clients that do not depend on the state of the server.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use crate::spec::SessionAsk;
 /// The longest argument or variable that the kernel accepts.
 const MAX_ARGUMENT: usize = 128 * 1024 - 1;
 
-/// All variables of one environment. The environment of the session and that of an execution travel
-/// together, in the head of a frame, with room for the arguments of a command.
+/// All variables of one environment. The environments of the session and of an execution are sent
+/// together in the head of a frame, which must also have room for the arguments of a command.
 const MAX_ENVIRONMENT: usize = 256 * 1024;
 
 /// The longest key of a session, in characters.
@@ -20,14 +20,14 @@ const MAX_KEY: usize = 512;
 /// The largest metadata of a session, in bytes of JSON.
 const MAX_METADATA: usize = 16 * 1024;
 
-/// More memory than any machine has: a mistake.
+/// More memory than any machine has, so a larger value is a mistake.
 const MAX_MEMORY: u64 = 1 << 44;
 
 fn invalid<T>(message: impl Into<String>) -> Result<T, EngineError> {
     Err(EngineError::Invalid(message.into()))
 }
 
-/// The parts of a request for a session that no server could serve.
+/// Refuses a request for a session that no server could serve.
 pub(crate) fn check_session(ask: &SessionAsk) -> Result<(), EngineError> {
     if let Some(key) = &ask.key
         && (key.is_empty() || key.chars().count() > MAX_KEY || key.contains(char::is_control))
@@ -61,7 +61,7 @@ fn check_limits(ask: &SessionAsk) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Environment variables that a process can have.
+/// Refuses environment variables that a process cannot have.
 pub(crate) fn check_env(env: &BTreeMap<String, String>) -> Result<(), EngineError> {
     let length = |(name, value): (&String, &String)| name.len() + "=".len() + value.len();
     if env.iter().any(|variable| length(variable) > MAX_ARGUMENT) {
@@ -86,7 +86,7 @@ pub(crate) fn check_env(env: &BTreeMap<String, String>) -> Result<(), EngineErro
     Ok(())
 }
 
-/// Arguments that a process can have.
+/// Refuses arguments that a process cannot have.
 pub(crate) fn check_argv(argv: &[String]) -> Result<(), EngineError> {
     if argv.first().is_none_or(String::is_empty) {
         return invalid("command: expected a program");

@@ -24,7 +24,7 @@ pub fn rfc3339(ms: i64) -> String {
     format!("{:.3}", timestamp(ms))
 }
 
-/// Milliseconds since 1970 of what [`rfc3339`] writes.
+/// Parses the output of [`rfc3339`] to milliseconds since 1970.
 #[must_use]
 pub fn parse_rfc3339(text: &str) -> Option<i64> {
     text.parse().ok().map(Timestamp::as_millisecond)
@@ -41,14 +41,14 @@ pub fn day(ms: i64) -> String {
     timestamp(ms).strftime("%F").to_string()
 }
 
-/// Whether this is a day of the calendar, written as [`day`] writes it.
+/// Whether this is a day of the calendar in the format of [`day`].
 #[must_use]
 pub fn is_day(text: &str) -> bool {
     // Other ways to write it, and years before 0, are refused.
     text.len() == 10 && text.parse::<Date>().is_ok_and(|date| date.to_string() == text)
 }
 
-/// The time, or the first or last one that has a date.
+/// The time as a timestamp. A time out of range becomes the first or last possible timestamp.
 fn timestamp(ms: i64) -> Timestamp {
     let out_of_range = if ms < 0 { Timestamp::MIN } else { Timestamp::MAX };
     Timestamp::from_millisecond(ms).unwrap_or(out_of_range)

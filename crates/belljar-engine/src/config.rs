@@ -1,4 +1,4 @@
-//! How a server is set up.
+//! The configuration of a server.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub struct EngineConfig {
     pub disk: DiskConfig,
     /// How volumes are kept.
     pub volumes: VolumesConfig,
-    /// Directories of the host that sessions may have at `/workspace`.
+    /// Directories of the host that sessions may mount at `/workspace`.
     pub workspaces: WorkspacesConfig,
     /// Where artifacts are kept.
     pub artifact_store: ArtifactStoreConfig,
@@ -45,19 +45,19 @@ pub struct EngineConfig {
     pub total: Quota,
     /// How long a sandbox lives without a server.
     pub alone_for_s: u64,
-    /// The longest life that can be asked for.
+    /// The longest time to live that a client can ask for.
     pub max_ttl_s: u64,
     /// When idle sessions move their large values to disk; `None` means never.
     pub spill: Option<SpillPolicy>,
     pub snapshots: SnapshotConfig,
 }
 
-/// When large values of an idle session go to disk, and which.
+/// When and which large values of an idle session are moved to disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpillPolicy {
     /// How long the session must be idle.
     pub after: Duration,
-    /// The smallest table or column that goes to disk, in bytes; then the smallest array.
+    /// The smallest table or column that is moved to disk, in bytes; then the smallest array.
     pub frame_bytes: u64,
     pub array_bytes: u64,
 }

@@ -1,4 +1,5 @@
-//! Errors of the engine: one sentence each, the cause as the source. They know nothing of HTTP.
+//! Errors of the engine: one sentence each, with the cause as the source. They do not depend on
+//! HTTP.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -72,7 +73,7 @@ pub enum EngineError {
     State(#[source] RuntimeError),
     #[error("session `{session}` cannot be hibernated, forked or restored now: {}", reasons.join("; "))]
     NotAtRest { session: String, reasons: Vec<String> },
-    /// The Python kernel cannot be written to files at all: `force` would lose its variables.
+    /// The Python kernel cannot be written to files at all, so `force` would lose its variables.
     #[error("the variables of session `{session}` cannot be kept: {}", reasons.join("; "))]
     NotKept { session: String, reasons: Vec<String> },
     #[error("there is no checkpoint of execution `{0}` in this session")]
@@ -114,7 +115,7 @@ pub enum EngineError {
     NoExec(String),
     #[error("there is no artifact `{0}`")]
     NoArtifact(String),
-    /// The message says which directory, and why.
+    /// The message names the directory and the reason.
     #[error("{0}")]
     WorkspaceRefused(String),
     #[error("there is no volume `{0}`")]
@@ -155,7 +156,7 @@ pub enum EngineError {
     Different { session: String, differences: Vec<&'static str> },
     #[error("its key belongs to session `{session}` now")]
     KeyTaken { session: String },
-    /// The request makes no sense; the message names the field.
+    /// The request is invalid; the message names the field.
     #[error("{0}")]
     Invalid(String),
     /// A failure of the server itself.

@@ -9,7 +9,7 @@ use crate::clock;
 use crate::principal::Principal;
 use crate::store::{KeyLimits, KeyRow, Store, StoreError};
 
-/// How every key begins, so that people and secret scanners recognise one.
+/// The prefix of every key, so that people and secret scanners recognise a key.
 const PREFIX: &str = "bjk_";
 
 /// A key that was just made. The secret is not stored.
@@ -92,8 +92,8 @@ impl KeyRing {
         Ok(())
     }
 
-    /// Whether no key was ever made: then every client that can reach the server may use it. A
-    /// server whose keys are all revoked still needs one.
+    /// Whether no key was ever made. Then every client that can reach the server may use it. A server whose keys are
+    /// all revoked still requires a key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.current().any

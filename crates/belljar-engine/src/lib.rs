@@ -1,4 +1,4 @@
-//! What sandboxes are used for: [`session`]s that keep their state and survive the server, ephemeral [`run`]s, and a [`pool`] of warm
+//! The engine: [`session`]s that keep their state and survive the server, ephemeral [`run`]s, and a [`pool`] of warm
 //! sandboxes. Records are in the [`store`]. This crate serves no HTTP API and makes no system calls of its own.
 
 #![forbid(unsafe_code)]
@@ -49,7 +49,7 @@ pub use principal::{DEFAULT_TENANT, Principal};
 pub use session_directory::DiskConfig;
 pub use snapshots::SnapshotConfig;
 
-/// Locks a mutex, also after a panic: nothing here panics half-way through a change.
+/// Locks a mutex, also after a panic: no code here panics in the middle of a change.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -1,4 +1,5 @@
-//! Metrics for operators. Their names are an interface; a test checks that each one changes.
+//! Metrics for operators. Their names are a public interface; a test checks that each metric
+//! changes.
 
 use std::sync::atomic::AtomicU64;
 
@@ -70,7 +71,7 @@ pub(crate) struct Metrics {
     pool_ready: Gauge,
     pool_taken: Family<ByHow, Counter<u64, AtomicU64>>,
     queued: Gauge,
-    /// Capacity that sandboxes have reserved, and its limits, where there are any.
+    /// Capacity that sandboxes have reserved, and its limits, if there are any.
     granted: Family<ByWhat, Gauge>,
     limit: Family<ByWhat, Gauge>,
     pub(crate) artifacts: ArtifactMetrics,

@@ -1,7 +1,7 @@
-//! Sandboxes made before they are asked for, each with a warm kernel inside.
+//! A pool of sandboxes that are created in advance, each with a warm kernel inside.
 //!
-//! A task of its own keeps the pool at its target. If the pool is empty, the caller creates a cold sandbox instead of waiting; that
-//! is counted.
+//! A separate task keeps the pool at its target size. If the pool is empty, the caller creates a cold sandbox instead
+//! of waiting, and a miss is counted.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,14 +18,16 @@ use crate::error::in_full;
 /// After a failure to make a sandbox, the next attempt waits this long, and twice as long after each further one.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// The longest wait between two attempts. A pool that cannot be filled, say because its image is not there, costs
-/// next to nothing; users' own sandboxes are made without it.
+/// The longest wait between two attempts. A pool that cannot be filled, for example because its image does not exist,
+/// costs almost nothing. Sandboxes of users are created without the pool.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// A client that took a sandbox is about to use it; creating the next one at the same moment would take processor time from it.
+/// A client that took a sandbox is about to use it. Creating the next one at the same moment would take processor time
+/// from that client.
 const REFILL_DELAY: Duration = Duration::from_millis(20);
 
-/// Returns the specification of the next sandbox and the id of its session: a session on disk has its directory from the beginning.
+/// Returns the specification of the next sandbox and the id of its session. The id is needed now because a session on
+/// disk has its directory from the beginning.
 pub type Next = Box<dyn Fn() -> Result<(String, SandboxSpec), EngineError> + Send + Sync>;
 
 /// A sandbox with a kernel, and the id of the session that takes it.
@@ -111,7 +113,7 @@ impl Pool {
         }
     }
 
-    /// How many wait.
+    /// How many sandboxes are ready.
     #[must_use]
     pub fn ready(&self) -> usize {
         self.state.lock().len()
@@ -123,12 +125,12 @@ impl Pool {
         (self.state.hits.load(Ordering::Relaxed), self.state.misses.load(Ordering::Relaxed))
     }
 
-    /// Ends every sandbox that is left in the pool. Returns their ids, which are not used.
+    /// Ends every sandbox that is left in the pool. Returns their ids, which no session uses.
     pub async fn drain(&self) -> Vec<String> {
         let filler = crate::lock(&self.filler).take();
         if let Some(filler) = filler {
             filler.abort();
-            // It ends when the sandbox that it was creating is removed.
+            // The task ends after it has removed the sandbox that it was creating.
             let _ = filler.await;
         }
         let rest: Vec<Warm> = std::mem::take(&mut *self.state.lock());
@@ -172,7 +174,7 @@ pub async fn warm_sandbox(
     }
 }
 
-/// On a thread where blocking is allowed: a directory, or a file system, may have to be made.
+/// Runs on a blocking thread, because a directory or a file system may have to be created.
 async fn next(state: &Arc<PoolState>) -> Result<(String, SandboxSpec), EngineError> {
     let state = Arc::clone(state);
     let decided = tokio::task::spawn_blocking(move || (state.next)()).await;
@@ -180,7 +182,7 @@ async fn next(state: &Arc<PoolState>) -> Result<(String, SandboxSpec), EngineErr
 }
 
 async fn fill(state: Arc<PoolState>) {
-    // A kernel started before the zygote is warm would be slow to start and large for ever.
+    // A kernel that is started before the zygote is warm starts slowly and uses more memory for its whole life.
     state.runtime.warmed_up().await;
     let mut failures = PoolFailures::default();
     loop {
@@ -201,7 +203,7 @@ async fn fill(state: Arc<PoolState>) {
                 Err(error) => {
                     let pause = failures.after(&in_full(&error));
                     tokio::time::sleep(RETRY_PAUSE).await;
-                    // If a sandbox is asked for meanwhile, the cause may be gone: try at once.
+                    // If a sandbox is requested meanwhile, the cause may be gone, so try at once.
                     let rest = tokio::time::sleep(pause.saturating_sub(RETRY_PAUSE));
                     tokio::select! {
                         () = rest => {}
@@ -225,7 +227,7 @@ struct PoolFailures {
 impl PoolFailures {
     /// Counts a failure and returns how long to wait before the next attempt.
     fn after(&mut self, why: &str) -> Duration {
-        // Without ids, which differ at every attempt.
+        // Ids are removed, because they differ at every attempt.
         let cause: String = why.chars().filter(|c| !c.is_ascii_hexdigit()).collect();
         if self.logged.as_ref() != Some(&cause) {
             tracing::warn!("failed to fill the pool, trying again from time to time: {why}");

@@ -24,7 +24,7 @@ impl Default for Principal {
 impl Principal {
     pub(crate) fn quota(&self) -> Quota {
         let KeyLimits { sessions, sleeping, memory, pids, .. } = self.limits;
-        // By default, no more sessions may sleep than may be awake.
+        // By default, the limit of hibernated sessions is the limit of live ones.
         Quota { sessions, sleeping: sleeping.or(sessions), memory, pids }
     }
 }

@@ -29,7 +29,7 @@ pub struct Run {
     pub spec: SandboxSpec,
     pub timeout_ms: u64,
     pub output_limit: u64,
-    /// Artifacts go to a directory below this one, named by the run.
+    /// Artifacts go to a subdirectory of this one, named after the run.
     pub outputs: PathBuf,
     /// Which hosts its code may reach.
     pub policy: Policy,
@@ -60,8 +60,8 @@ impl Run {
         }
     }
 
-    /// Runs to the end, in a sandbox of its own. A change of `interrupt` to true ends the code early. `input` is the
-    /// code's standard input; its end is the end of the input.
+    /// Runs the code to its end in a sandbox of its own. When `interrupt` becomes true, the code is interrupted.
+    /// `input` is the standard input of the code; closing the channel closes the input.
     pub async fn execute(
         self,
         runtime: &Arc<dyn Runtime>,
@@ -82,8 +82,8 @@ impl Run {
         within(runtime, &self.spec, &self.policy, &self.network, work).await
     }
 
-    /// Runs cells one after another in the same kernel, in a sandbox of its own, for as long as `goes_on` returns true
-    /// after a cell. `watch` gets the number of the cell with each event. `code` of the run itself is not used.
+    /// Runs cells one after another in the same kernel, in a sandbox of its own, as long as `goes_on` returns true
+    /// after a cell. `watch` gets the number of the cell with each event. The `code` of the run itself is not used.
     pub async fn execute_cells(
         self,
         runtime: &Arc<dyn Runtime>,
@@ -124,7 +124,7 @@ impl Run {
     }
 }
 
-/// Executes in the sandbox of a run, to the end: also if that is the end of the sandbox.
+/// Executes in the sandbox of a run until the execution ends or the sandbox is lost.
 pub(crate) async fn execute_in(
     sandbox: &Sandbox,
     exec: &Exec,
@@ -141,7 +141,7 @@ pub(crate) async fn execute_in(
     Ok(ExecResult::of(exec.id.clone(), &exec.transcript))
 }
 
-/// Artifacts are copied to a directory of the host.
+/// Copies artifacts to a directory of the host.
 struct Promoted<'a> {
     sandbox: &'a Sandbox,
     directory: &'a Path,
@@ -153,7 +153,7 @@ impl Aftermath for Promoted<'_> {
     }
 }
 
-/// Artifacts of cells are taken together, after the last one.
+/// Takes no artifacts after a cell: those of all cells are taken together after the last one.
 struct NotYet;
 
 impl Aftermath for NotYet {
@@ -162,7 +162,7 @@ impl Aftermath for NotYet {
     }
 }
 
-/// Copies the artifacts to `directory`. If that fails, the result says so and is valid otherwise.
+/// Copies the artifacts to `directory`. If that fails, the result contains the error and is valid otherwise.
 async fn promoted(sandbox: &Sandbox, directory: &Path) -> Artifacts {
     let promoted = promote(sandbox, directory, ArtifactLimits::default()).await;
     promoted.unwrap_or_else(|error| Artifacts::none_taken(&error))

@@ -49,18 +49,18 @@ const LEAST_ROOM: u64 = 16 << 20;
 /// Settings of the files of sessions with storage BIND.
 #[derive(Debug, Clone)]
 pub struct DiskConfig {
-    /// For new sessions; `None`: with an enforced size if that is possible.
+    /// For new sessions. `None` means with an enforced size if that is possible.
     pub kind: Option<VolumeKind>,
     /// Bytes that the files of one session may take.
     pub size: u64,
-    /// Seconds after its end until a session is removed with its files; `None`: never.
+    /// Seconds from the end of a session until it is removed with its files; `None` means never.
     pub retention_s: Option<u64>,
     /// Refuses sessions whose size is not enforced.
     pub strict: bool,
 }
 
 impl DiskConfig {
-    /// The kind for a new session, and if its size is not enforced, why.
+    /// The kind for a new session, and the reason if its size is not enforced.
     #[must_use]
     pub fn new_kind(&self) -> (VolumeKind, Option<&'static str>) {
         VolumeKind::of_new(self.kind, "BELLJAR_SESSION_FILES=directory is set")
@@ -105,9 +105,9 @@ impl SessionDirectory {
         &self.directory
     }
 
-    /// Makes what is missing.
+    /// Creates all missing files and directories.
     pub fn prepare(&self, disk: &DiskConfig) -> io::Result<()> {
-        // Users' code and output: not readable for other users of the host.
+        // It holds code and output of users, so other users of the host must not read it.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         let found = self.place();
         let place = found.clone().unwrap_or_else(|| VolumePlace {
@@ -138,12 +138,12 @@ impl SessionDirectory {
         self.replace(UNCLAIMED, owner.as_bytes())
     }
 
-    /// Whether `owner` made this directory for its pool and no session took it, or began to remove
-    /// it, according to the files in it.
+    /// Whether, according to the files in it, `owner` made this directory for its pool and no session took it, or
+    /// `owner` began to remove it.
     #[must_use]
     pub fn is_unclaimed_by(&self, owner: &str) -> bool {
         if self.is_aside() {
-            // Only a directory without a session gets this name. Its mark may be gone already.
+            // Only a directory without a session gets this name. Its marker file may be gone already.
             return true;
         }
         let names = |file| fs::read_to_string(self.directory.join(file));
@@ -155,8 +155,8 @@ impl SessionDirectory {
         self.directory.to_string_lossy().ends_with(REMOVED_SUFFIX)
     }
 
-    /// Marks the directory as about to be removed. If `owner` is killed before it is, its next start
-    /// removes it, provided that no session has it.
+    /// Marks the directory as about to be removed. If `owner` is killed before the removal, its next start removes the
+    /// directory, provided that no session has it.
     pub fn mark_removed(&self, owner: &str) -> io::Result<()> {
         match self.replace(REMOVED, owner.as_bytes()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -169,7 +169,7 @@ impl SessionDirectory {
         let _ = fs::remove_file(self.directory.join(REMOVED));
     }
 
-    /// Whether a session ever used this directory. Otherwise it may be incomplete.
+    /// Whether a session ever used this directory. An unused directory may be incomplete.
     #[must_use]
     pub fn was_used(&self) -> bool {
         self.directory.join(METADATA).exists()
@@ -180,7 +180,7 @@ impl SessionDirectory {
         if self.was_used() { Ok(()) } else { self.remove() }
     }
 
-    /// Removes everything. It must not be in use.
+    /// Removes the directory and everything in it. It must not be in use.
     pub fn remove(&self) -> io::Result<()> {
         self.hide_key();
         let mut name = self.directory.file_name().unwrap_or_default().to_owned();
@@ -206,7 +206,7 @@ impl SessionDirectory {
         Ok(())
     }
 
-    /// Links the directory by the session's key, instead of that of an earlier session.
+    /// Links the directory by the session's key. Replaces the link of an earlier session with this key.
     pub fn show_by_key(&self, tenant: &str, key: &str) -> io::Result<()> {
         let (Some(link), Some(target)) = (self.key_link(tenant, key), self.key_target(tenant))
         else {
@@ -226,7 +226,7 @@ impl SessionDirectory {
         moved
     }
 
-    /// Removes the link by key, if it leads here. The key is in the metadata.
+    /// Removes the link by key, if it points here. The key is read from the metadata.
     fn hide_key(&self) {
         let text = fs::read(self.directory.join(METADATA)).unwrap_or_default();
         let metadata: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
@@ -262,7 +262,8 @@ impl SessionDirectory {
         self.replace("python_state.json", state)
     }
 
-    /// Adds an execution to the log. With `again`, only if it is not there: after a crash it may be.
+    /// Adds an execution to the log. With `again`, only if the log does not have it: after a crash it may be there
+    /// already.
     pub fn append_log(&self, exec_id: &str, entry: &impl Serialize, again: bool) -> io::Result<()> {
         let path = self.directory.join("session.log");
         if again && mentions(&path, exec_id)? {
@@ -293,7 +294,7 @@ impl SessionDirectory {
     }
 }
 
-/// A key as a file name: all but letters, digits and `-_.` is written as `%XX`.
+/// A key as a file name. All characters except letters, digits and `-_.` are written as `%XX`.
 fn key_name(key: &str) -> String {
     let mut name = String::new();
     for (at, byte) in key.bytes().enumerate() {
@@ -301,12 +302,12 @@ fn key_name(key: &str) -> String {
         if is_plain || (byte == b'.' && at > 0) {
             name.push(char::from(byte));
         } else {
-            // Writing to a string succeeds.
+            // Writing to a string cannot fail.
             let _ = write!(name, "%{byte:02X}");
         }
     }
     if name.len() > MAX_KEY_NAME {
-        // All of it is ASCII.
+        // The name is ASCII, so it can be cut at any byte.
         name.truncate(MAX_KEY_NAME - 17);
         name.push('-');
         for byte in &Sha256::digest(key.as_bytes())[..8] {
@@ -398,7 +399,7 @@ mod tests {
         record.prepare(&plain).unwrap();
         let files = record.directory().join("files");
         fs::write(files.join("kept"), "x").unwrap();
-        // Files that are there stay as they are, however those of new sessions are kept.
+        // Existing files keep their kind, whatever the kind for new sessions is.
         record.prepare(&disk(None)).unwrap();
         assert_eq!(record.place().map(|place| place.kind), Some(VolumeKind::Directory));
         assert_eq!(fs::read_to_string(files.join("kept")).unwrap(), "x");

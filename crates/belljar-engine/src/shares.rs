@@ -11,7 +11,7 @@ use crate::lock;
 #[derive(Debug)]
 pub struct Shares {
     most: usize,
-    /// Only those that are in use; others are created when needed.
+    /// Only the semaphores that are in use; others are created when needed.
     named: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 

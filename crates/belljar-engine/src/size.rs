@@ -1,7 +1,7 @@
 //! Sizes in bytes as people write them: `512M`, `2 GiB`, `1T`.
 
-/// Reads a whole number of bytes, or one with a unit: K, M, G or T (powers of 1024), upper or lower case, with or without
-/// `B` or `iB` after it. `None` for anything else, and for a size that does not fit.
+/// Parses a whole number of bytes, or a number with a unit: K, M, G or T (powers of 1024), in upper or lower case,
+/// optionally followed by `B` or `iB`. Returns `None` for any other text, and for a size that does not fit.
 #[must_use]
 pub fn parse(text: &str) -> Option<u64> {
     let text = text.trim();

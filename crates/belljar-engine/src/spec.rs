@@ -1,4 +1,4 @@
-//! What a caller may ask of a session.
+//! The request for a session.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use crate::network::Policy;
 pub use crate::store::{Checkpoints, Datasets, SessionSpec, Storage};
 use crate::volumes::AskedVolumes;
 
-/// What a caller asks for. The server chooses what is not set.
+/// The settings that a caller requests. The server chooses those that are not set.
 #[derive(Debug, Clone, Default)]
 pub struct SessionAsk {
     pub key: Option<String>,
@@ -33,8 +33,8 @@ pub struct SessionAsk {
 }
 
 impl SessionAsk {
-    /// The spec of the session, with defaults for what is not set. If only the size of files in
-    /// memory is set, the limit of memory is raised to hold them.
+    /// The spec of the session, with defaults for the fields that are not set. If only the size of
+    /// files in memory is set, the memory limit is raised to hold them.
     #[must_use]
     pub fn with_defaults(&self, defaults: &SessionSpec) -> SessionSpec {
         let own = defaults.clone();
@@ -61,8 +61,8 @@ impl SessionAsk {
         }
     }
 
-    /// The fields that are set and differ from an existing session with the same key. A longer life
-    /// is no difference: it is granted.
+    /// The fields that are set and differ from an existing session with the same key. A longer time
+    /// to live does not count as a difference, because it is granted.
     #[must_use]
     pub fn differences(&self, found: &SessionSpec) -> Vec<&'static str> {
         fn differs<T: PartialEq>(asked: Option<&T>, found: &T) -> bool {

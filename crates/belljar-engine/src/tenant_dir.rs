@@ -1,4 +1,4 @@
-//! The name of a tenant's directory: a hash, because tenants may be called anything.
+//! The name of a tenant's directory: a hash, because a tenant's name can be any text.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,7 +1,7 @@
 //! Text that may be large, such as the output of an execution, and JSON that contains such text.
 //!
-//! Text can become six times as long in JSON (`\u0000`). To send it without all of that in memory,
-//! [`JsonParts`] holds the JSON around the text and the text itself, which is escaped piece by piece.
+//! Text can become six times as long in JSON (`\u0000`). [`JsonParts`] avoids holding all of that in memory: it holds
+//! the JSON around the text and the text itself, which is escaped piece by piece.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,13 +12,13 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-/// Text of this length or more is a separate part.
+/// Text of at least this length is a separate part.
 const LARGE: usize = 16 * 1024;
 
-/// Bytes of text that are escaped at once.
+/// Bytes of text that are escaped in one step.
 const PIECE: usize = 16 * 1024;
 
-/// Cheap to clone; in JSON, a string.
+/// Cheap to clone. Serialized as a JSON string.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LargeText(Arc<String>);
 
@@ -95,7 +95,7 @@ struct Splitting {
 }
 
 impl Splitting {
-    /// Puts text between the two quotes that were written last.
+    /// Inserts text between the two quotes that were written last.
     fn put_aside(&mut self, text: LargeText) {
         self.json.pop();
         self.parts.push_back(JsonPart::Json(std::mem::replace(&mut self.json, vec![b'"'])));
@@ -103,7 +103,7 @@ impl Splitting {
     }
 }
 
-/// Passes what the serializer writes to [`SPLITTING`].
+/// Passes the output of the serializer to [`SPLITTING`].
 struct SplittingWriter;
 
 impl io::Write for SplittingWriter {
@@ -123,7 +123,7 @@ impl io::Write for SplittingWriter {
 #[derive(Debug)]
 enum JsonPart {
     Json(Vec<u8>),
-    /// Text, and how many bytes of it were returned.
+    /// Text, and how many of its bytes were returned so far.
     Text(LargeText, usize),
 }
 
@@ -180,7 +180,7 @@ impl Iterator for JsonParts {
     }
 }
 
-/// The end of the last character that lies within the first `most` bytes.
+/// The end of the last character that lies completely within the first `most` bytes.
 fn boundary(text: &str, most: usize) -> usize {
     let longest = most.min(text.len());
     // 0 is a boundary.

@@ -1,8 +1,8 @@
 //! Tickets: single-use tokens that open a terminal of one session without an API key. They are for pages in browsers,
 //! which cannot send a key with a WebSocket and should not have one.
 //!
-//! A ticket is random, and only its hash is kept, in memory. It ends with its use, after [`TICKET_LIFE`], with the key
-//! that it was requested with, and with the server.
+//! A ticket is random, and only its hash is kept, in memory. It becomes invalid when it is used, after [`TICKET_LIFE`],
+//! when the key that requested it is revoked, and when the server ends.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

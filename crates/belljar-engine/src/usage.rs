@@ -1,4 +1,4 @@
-//! Adds up what tenants use, until it is stored.
+//! Adds up the usage of tenants until it is stored.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -9,7 +9,7 @@ use belljar_runtime::Sandbox;
 use crate::clock;
 use crate::store::{Store, StoreError, UsageDelta};
 
-/// How often consumption is read and stored.
+/// How often usage is read and stored.
 pub(crate) const PACE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
@@ -39,13 +39,13 @@ impl Usage {
         }
     }
 
-    /// Begins with a session of an earlier server, which has counted what was used until now.
+    /// Begins to count a session of an earlier server. Usage until now was counted by that server.
     pub(crate) fn open(&self, session: &str, sandbox: &Sandbox) {
         let cpu_us = sandbox.cpu_used_us().unwrap_or(0);
         self.lock().readings.insert(session.to_owned(), Reading { cpu_us, at: Instant::now() });
     }
 
-    /// Adds what a live session has used since its last reading.
+    /// Adds the usage of a live session since its last reading.
     pub(crate) fn read(&self, session: &str, tenant: &str, sandbox: &Sandbox) {
         let (cpu, memory) = (sandbox.cpu_used_us(), sandbox.memory_used());
         let now = Instant::now();
@@ -60,13 +60,13 @@ impl Usage {
         ledger.readings.insert(session.to_owned(), Reading { cpu_us, at: now });
     }
 
-    /// Adds what a session has used, for the last time.
+    /// Adds the usage of a session for the last time.
     pub(crate) fn close(&self, session: &str, tenant: &str, sandbox: &Sandbox) {
         self.read(session, tenant, sandbox);
         self.lock().readings.remove(session);
     }
 
-    /// Stores what was added since the last time.
+    /// Stores the usage that was added since the last flush.
     pub(crate) async fn flush(&self, store: &dyn Store) -> Result<(), StoreError> {
         let deltas: Vec<_> = self.lock().deltas.drain().collect();
         if deltas.is_empty() {

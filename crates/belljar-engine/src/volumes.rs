@@ -7,10 +7,10 @@
 //!      └── killed ──▶ removed at the next start ◀── killed ──┘
 //! ```
 //!
-//! The row is added first and deleted last, so that everything on disk has a row. The users of a
-//! volume are not stored by themselves: they are the sessions that have not ended and whose rows
-//! name it, and the runs of this process. A session's row is stored before its volumes are looked
-//! up, and a volume is retired in the transaction that finds no user: of the two, one sees the other.
+//! The row is added first and deleted last, so that everything on disk has a row. The users of a volume are not stored
+//! separately. They are the sessions that have not ended and whose rows name the volume, and the runs of this process.
+//! A session's row is stored before its volumes are looked up, and a volume is retired in the transaction that finds no
+//! user. So if both happen at the same time, at least one of them sees the other.
 
 use std::path::PathBuf;
 
@@ -24,25 +24,25 @@ pub use crate::store::{
 /// How many volumes one session can have.
 pub const MAX_PER_SESSION: usize = 16;
 
-/// How many volumes are measured at the same time: it can take long.
+/// How many volumes are measured at the same time, because measuring can take long.
 const MEASURED_AT_ONCE: usize = 2;
 
 /// Settings of volumes.
 #[derive(Debug, Clone)]
 pub struct VolumesConfig {
     pub root: PathBuf,
-    /// For new volumes; `None`: with an enforced size if that is possible.
+    /// For new volumes. `None` means with an enforced size if that is possible.
     pub kind: Option<VolumeKind>,
-    /// Bytes of a volume that is created without a size.
+    /// The size in bytes of a volume that is created without a size.
     pub size: u64,
-    /// What all volumes of a tenant together may have.
+    /// The quota of all volumes of a tenant together.
     pub per_tenant: VolumeQuota,
     /// Refuses volumes whose size is not enforced.
     pub strict: bool,
 }
 
 impl VolumesConfig {
-    /// The kind of a new volume, and if its size is not enforced, why.
+    /// The kind of a new volume, and the reason if its size is not enforced.
     #[must_use]
     pub fn new_kind(&self) -> (VolumeKind, Option<&'static str>) {
         VolumeKind::of_new(self.kind, "BELLJAR_VOLUME_STORAGE=directory is set")
@@ -58,7 +58,7 @@ pub struct VolumeInfo {
     pub created_ms: i64,
     /// Sessions that have not ended, and runs.
     pub used_by: Vec<VolumeUser>,
-    /// If it was measured.
+    /// `None` if it was not measured.
     pub usage: Option<VolumeUsage>,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Volumes {
 }
 
 impl Volumes {
-    /// Servers that share a root have a directory each in it, named after the owner of their store.
+    /// Servers that share a root each have a directory in it, named after the owner of their store.
     pub(crate) fn new(config: VolumesConfig, owner: &str) -> Volumes {
         let directory = config.root.join(owner);
         Volumes { config, directory, measuring: Semaphore::new(MEASURED_AT_ONCE) }

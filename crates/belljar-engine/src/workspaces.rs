@@ -1,7 +1,7 @@
-//! Which directories of the host a session may have, writable, at `/workspace`.
+//! Decides which directories of the host a session may mount, writable, at `/workspace`.
 //!
-//! Only directories that the operator allows (`BELLJAR_WORKSPACES`). Some are refused even then: those from which
-//! code could take over the machine or this server, because other programs execute or trust files in them.
+//! Only directories that the operator allows (`BELLJAR_WORKSPACES`). Some are refused even then: code could take over
+//! the machine or this server from them, because other programs execute or trust files in them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ impl WorkspacesConfig {
         if !asked.is_absolute() {
             return refused("is not an absolute path".into());
         }
-        // Does not reveal whether a directory exists that is not allowed.
+        // The error must not reveal whether a directory exists that is not allowed.
         let not_allowed = || {
             refused(
                 "is not allowed here; the operator can allow directories, and all below them, with \

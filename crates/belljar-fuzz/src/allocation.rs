@@ -4,8 +4,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Bytes that this thread has allocated and not freed, and the most there were. What a thread frees
-    /// may come from another, so the first can be below zero.
+    /// Bytes that this thread has allocated and not freed, and the peak of that number. A thread may
+    /// free memory of another thread, so the first can be negative.
     static HELD: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
@@ -14,7 +14,8 @@ thread_local! {
 #[derive(Debug)]
 pub struct Counting;
 
-/// Runs the work, and returns its result and the peak of bytes that this thread allocated for it. Other threads are not counted.
+/// Runs the work; returns its result and the peak of bytes that this thread allocated for it. Other threads are not
+/// counted.
 pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.get();
     let outer = PEAK.replace(before);
@@ -25,7 +26,7 @@ pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
 }
 
 fn count(change: isize) {
-    // A thread that ends may allocate after its variables are gone.
+    // A thread that ends may allocate after its thread-local variables are destroyed.
     let _ = HELD.try_with(|held| {
         held.set(held.get() + change);
         let _ = PEAK.try_with(|peak| peak.set(peak.get().max(held.get())));
@@ -63,7 +64,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // Both may exist for a moment.
+        // The old and the new memory may exist at the same time.
         count(isize::try_from(new_size).unwrap_or(isize::MAX));
         count(-size(layout));
         // SAFETY: the caller keeps the promises of `realloc`.

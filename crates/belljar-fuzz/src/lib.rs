@@ -1,13 +1,14 @@
-//! Fuzzes parsers: they must neither panic nor allocate beyond a bound. For tests only; no program depends on this crate.
+//! Fuzzes parsers: they must neither panic nor allocate beyond a bound. For tests only; no program depends on this
+//! crate.
 //!
 //! ```text
 //!   seeds (valid inputs) ─▶ mutations, or plain noise ─▶ parser ─▶ panic? memory? ─▶ smallest input
 //! ```
 //!
 //! A test program that uses [`Parser`] installs [`Counting`] as its allocator. `make test` tries the same
-//! few hundred inputs each time; `make fuzz SECONDS=600` goes on with new ones, for that long for
-//! each parser. The inputs come from `proptest`, which needs no other compiler than the rest: cargo-fuzz
-//! would find deeper paths by watching coverage, and needs a nightly one.
+//! few hundred inputs each time; `make fuzz SECONDS=600` tries new ones, 600 seconds for each parser. The
+//! inputs come from `proptest`, which works with the same compiler as the rest. cargo-fuzz would find
+//! deeper paths by watching coverage, but needs a nightly compiler.
 
 #![deny(unsafe_code)]
 

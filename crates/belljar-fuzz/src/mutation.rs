@@ -9,7 +9,7 @@ use proptest::sample::Index;
 /// The most mutations of one input.
 const MAX_MUTATIONS: usize = 6;
 
-/// Bytes of plain noise at most.
+/// The most bytes of plain noise.
 const MAX_NOISE: usize = 2048;
 
 /// No input grows beyond this.
@@ -91,7 +91,7 @@ enum Mutation {
     },
 }
 
-/// Nine of ten begin with a seed.
+/// Nine of ten inputs begin with a seed.
 pub(crate) fn inputs(seeds: &[Vec<u8>]) -> BoxedStrategy<Input> {
     let noise = vec(any::<u8>(), 0..MAX_NOISE).prop_map(Input);
     if seeds.is_empty() {
@@ -142,13 +142,13 @@ fn mutation() -> impl Strategy<Value = Mutation> {
     ]
 }
 
-/// Corrects the checksums of all blocks that look like headers of a tar archive, so that mutations are not rejected by checksums
-/// alone.
+/// Corrects the checksums of all blocks that look like headers of a tar archive. Otherwise mutations would be
+/// rejected by their checksums alone.
 pub fn repair_tar(archive: &mut [u8]) {
     const CHECKSUM: std::ops::Range<usize> = 148..156;
     for block in archive.chunks_exact_mut(512) {
         if &block[257..262] == b"ustar" {
-            // The field itself counts as spaces.
+            // The checksum is computed with spaces in its own field.
             block[CHECKSUM].fill(b' ');
             let sum: u32 = block.iter().map(|&byte| u32::from(byte)).sum();
             block[CHECKSUM].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
@@ -158,7 +158,7 @@ pub fn repair_tar(archive: &mut [u8]) {
 
 impl Mutation {
     fn apply(&self, bytes: &mut Vec<u8>, seeds: &[Vec<u8>]) {
-        // The end is a position too.
+        // The end of the input is a position too.
         let places = bytes.len() + 1;
         let place = |at: &Index| at.index(places);
         let range = |from: &Index, to: &Index| {

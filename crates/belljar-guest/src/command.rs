@@ -25,14 +25,15 @@ pub(crate) const SIGKILL: i32 = 9;
 pub(crate) const SIGCONT: i32 = 18;
 pub(crate) const SIGSTOP: i32 = 19;
 
-/// Processes may appear while we kill their parents; this many sweeps find them all or the pids
-/// limit has long stopped them.
+/// How many times the process tree is searched: new processes may appear while their parents are killed. After
+/// this many sweeps all are found, or the pids limit has stopped new ones.
 const KILL_SWEEPS: usize = 16;
 
-/// A killed process is gone at once, unless the machine is in trouble; we do not wait for ever.
+/// How long to wait for killed processes. Usually they are gone at once; on an overloaded machine they may not
+/// be.
 pub(crate) const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often we look whether killed processes are dead.
+/// How often to check whether killed processes are dead.
 const KILL_PACE: Duration = Duration::from_millis(1);
 
 /// Starts the command. A task supervises it and puts its output and its end into `exec`.
@@ -79,7 +80,7 @@ pub(crate) fn start(
 
 struct Supervised {
     pid: u32,
-    /// Above the command and all it starts, see [`process::Kept`].
+    /// The parent of the command and of everything it starts, see [`process::Kept`].
     keeper: u32,
     keeper_end: End,
     mark: Option<String>,
@@ -108,7 +109,7 @@ impl Supervised {
         if stopped_by.is_some() {
             let _ = process::signal_group(pid, SIGINT);
             how = timeout(grace, &mut ended).await.ok();
-            // Also if the command came to its end: what it left behind goes with it.
+            // Also if the command has ended: processes that it left behind are killed too.
             if self.keeper_end.now().is_none() {
                 kill_kept(keeper, self.mark.as_deref()).await;
             } else if how.is_none() {
@@ -118,7 +119,7 @@ impl Supervised {
                 let _ = timeout(KILL_TIMEOUT, self.keeper_end.ended()).await;
             }
         }
-        // Processes that the command left behind may write on; the command itself has ended.
+        // The command itself has ended; processes that it left behind may still write.
         self.output.drain();
         let out_of_memory = guest.oom_kills() > self.oom_before;
         ending(how.unwrap_or(Ended::Signaled(SIGKILL)), stopped_by, out_of_memory)
@@ -150,7 +151,7 @@ fn ending(ended: Ended, stopped_by: Option<Status>, out_of_memory: bool) -> Endi
     Ending { status, exit_code, reason: None, kernel_state, execution_count: 0 }
 }
 
-/// Processes that were sent SIGKILL, with their start times: pids are used again.
+/// Processes that got SIGKILL, with their start times: pids are reused.
 #[derive(Debug, Default)]
 pub(crate) struct Killed(HashMap<u32, u64>);
 
@@ -177,7 +178,7 @@ impl Killed {
     }
 }
 
-/// Kills a keeper, or its command, and all that the command started, and waits until they are dead.
+/// Kills a keeper, or its command, and everything that the command started, and waits until they are dead.
 pub(crate) async fn kill_kept(root: u32, mark: Option<&str>) {
     let mut killed = kill_tree(root, &[], false);
     for _ in 0..KILL_SWEEPS {
@@ -213,7 +214,7 @@ pub(crate) fn kill_tree(root: u32, spare: &[u32], orphans: bool) -> Killed {
                 doomed.push(stray);
             }
         }
-        // Those already dead stay visible until we reap them, which happens after this.
+        // Zombies stay visible until we reap them, which happens after this.
         doomed.retain(|&pid| !procfs::is_zombie(pid));
         if doomed.is_empty() {
             break;

@@ -21,10 +21,11 @@ use crate::input::Input;
 /// Finished executions that are kept if the host never sends `Forget`.
 const MAX_FINISHED: usize = 64;
 
-/// Displays and results of one execution, together.
+/// The most bytes of displays and results of one execution, together.
 const MAX_RESULT_BYTES: usize = 32 * 1024 * 1024;
 
-/// Entries of one execution. Only output that alternates between streams, or displays, add many.
+/// The most entries of one execution. Only displays, and output that alternates between the streams,
+/// add many.
 const MAX_ENTRIES: usize = 16 * 1024;
 
 /// An entry of output grows to this size before a new one is begun.
@@ -67,7 +68,7 @@ impl Exec {
         }
     }
 
-    /// Output, of which as much is kept as the limit allows.
+    /// Adds output, and keeps as much of it as the limit allows.
     pub(crate) fn output(&self, stream: Stream, bytes: &[u8]) {
         if self.done.get() {
             return;
@@ -82,7 +83,7 @@ impl Exec {
         self.count_dropped(stream, (bytes.len() - kept) as u64);
     }
 
-    /// Output that is not kept.
+    /// Counts output that is not kept.
     pub(crate) fn count_dropped(&self, stream: Stream, bytes: u64) {
         let mut dropped = self.dropped.get();
         match stream {
@@ -110,7 +111,7 @@ impl Exec {
         bytes.len()
     }
 
-    /// A display, result or error report.
+    /// Adds a display, result or error report.
     pub(crate) fn publish(&self, event: Event, body: Vec<u8>) {
         if self.done.get() {
             return;
@@ -129,7 +130,7 @@ impl Exec {
         self.grown.notify_waiters();
     }
 
-    /// The end. Later calls change nothing.
+    /// Records the end. Later calls have no effect.
     pub(crate) fn finish(&self, end: Ending) {
         if self.done.replace(true) {
             return;
@@ -183,13 +184,13 @@ impl Exec {
         }
     }
 
-    /// Whether there is, and will be, no event with this number.
+    /// Whether there is no event with this number, and there will be none.
     pub(crate) fn is_over_before(&self, entry: u64) -> bool {
         self.done.get() && entry >= self.entries.borrow().len() as u64
     }
 
-    /// Waits for what comes after `position`, returns it and moves `position` past it. `None` after the
-    /// end.
+    /// Waits for the next event after `position`, returns it and moves `position` past it. `None` after
+    /// the end.
     pub(crate) async fn next(
         &self,
         position: &mut SpoolPosition,
@@ -214,7 +215,7 @@ impl Exec {
             let offset = usize::try_from(position.offset).ok()?;
             let grows = matches!(event, Event::Stdout | Event::Stderr);
             if grows && offset >= body.len() {
-                // Read up to its present end: go on only if a later entry exists.
+                // The reader has all of this entry so far: go on only if a later entry exists.
                 entries.get(index + 1)?;
                 *position = SpoolPosition { entry: position.entry + 1, offset: 0 };
                 continue;
@@ -230,7 +231,7 @@ impl Exec {
     }
 }
 
-/// Where a reader is: entries before `entry` and `offset` bytes of it were seen.
+/// The position of a reader: it has read all entries before `entry`, and `offset` bytes of that one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SpoolPosition {
     pub(crate) entry: u64,
@@ -251,7 +252,7 @@ pub(crate) struct Ending {
 #[derive(Debug, Default)]
 pub(crate) struct Execs {
     by_id: RefCell<HashMap<String, Rc<Exec>>>,
-    /// In the order they were begun, to forget the oldest finished ones first.
+    /// In the order in which they began, to forget the oldest finished ones first.
     order: RefCell<VecDeque<String>>,
 }
 
@@ -296,7 +297,7 @@ impl Execs {
         self.order.borrow_mut().retain(|known| known != id);
     }
 
-    /// For a host that connects again.
+    /// The executions, for a host that connects again.
     pub(crate) fn known(&self) -> Vec<KnownExec> {
         let by_id = self.by_id.borrow();
         let known = |id: &String| {

@@ -18,7 +18,7 @@ use belljar_sys::{channel, descriptor};
 
 use crate::reply::{Reply, failed, refuse};
 
-/// Bytes of a path in a message: no real one is longer.
+/// The most bytes of a path in a message: no real path is longer.
 const MAX_SHOWN: usize = 4096;
 
 pub(crate) fn list_tree(root: &str, limits: TreeLimits) -> Result<Reply, Refusal> {
@@ -32,7 +32,7 @@ pub(crate) fn list_tree(root: &str, limits: TreeLimits) -> Result<Reply, Refusal
     Reply::with_json(Answer::Tree, &tree)
 }
 
-/// For hosts older than [`open_files`] and its refusals.
+/// Opens one file, for hosts that do not know [`open_files`] and its refusals.
 pub(crate) fn open_file(root: &str, path: &[u8]) -> Result<Reply, Refusal> {
     let file = Root::open(root).and_then(|root| root.open_file(path)).map_err(|error| {
         let code = match error.kind() {

@@ -22,8 +22,8 @@ pub(crate) const MAX_CONNECTIONS: usize = 64;
 /// connection, only the end of the last one counts.
 const FIRST_CONTACT: Duration = Duration::from_secs(10);
 
-/// A guest that was paused for long finds its time over when it continues. Its host may connect at this
-/// moment, so it gets a little more time.
+/// If the sandbox was paused for long, the timeout is over as soon as it continues. The host may be about
+/// to connect then, so the guest waits a little longer.
 const RECONNECT_GRACE: Duration = Duration::from_secs(1);
 
 /// Counts the connections of hosts.
@@ -47,7 +47,7 @@ impl HostPresence {
         self.alone_for_s.set(seconds);
     }
 
-    /// Counts a connection for as long as the result lives.
+    /// Counts a connection until the result is dropped.
     pub(crate) fn join(self: &Rc<Self>) -> Present {
         self.connections.send_modify(|count| *count += 1);
         Present(Rc::clone(self))

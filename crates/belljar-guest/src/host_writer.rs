@@ -7,8 +7,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::mpsc;
 
-/// Frames waiting to be written. Events are pulled from the spool, so a slow host fills this queue
-/// and nothing else.
+/// The most frames that wait to be written. Events are pulled from the spool, so a slow host fills
+/// only this queue.
 const MAX_QUEUED: usize = 16;
 
 /// Small frames are written together up to this size.
@@ -24,7 +24,8 @@ pub(crate) struct Outgoing {
 /// The queue of frames for one connection of the host.
 pub(crate) type ToHost = mpsc::Sender<Outgoing>;
 
-/// A task that writes what is queued. Ends with the host, or when it is aborted.
+/// Starts a task that writes queued frames. It ends when the host disconnects, or when it is
+/// aborted.
 pub(crate) fn start(writer: OwnedWriteHalf) -> (ToHost, tokio::task::JoinHandle<()>) {
     let (sender, queue) = mpsc::channel(MAX_QUEUED);
     (sender, tokio::task::spawn_local(write(writer, queue)))

@@ -1,4 +1,4 @@
-//! The standard input of an execution that was sent and not read yet.
+//! Standard input that the host has sent to an execution and that was not read yet.
 //!
 //! ```text
 //!  Call::Stdin ──feed──▶ queue ──chunk──▶ pipe of a command or a shell
@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 
 use tokio::sync::Notify;
 
-/// Bytes that may wait for a process which does not read them. The input that an execution starts with
-/// may be larger.
+/// The most bytes that may wait for a process which does not read them. The input that an execution
+/// starts with may be larger.
 pub(crate) const MAX_WAITING: usize = 1024 * 1024;
 
 /// The most that is delivered at once, even of a longer line.
@@ -82,19 +82,20 @@ impl Input {
         Ok(())
     }
 
-    /// The reader is gone: drops what waits and refuses what comes.
+    /// The reader is gone: drops waiting input and refuses more.
     pub(crate) fn shut(&self) {
         self.state.set(State::Over);
         *self.queue.borrow_mut() = VecDeque::new();
         self.changed.notify_waiters();
     }
 
-    /// The next piece, with no regard to lines; `None` at the end.
+    /// The next piece, regardless of lines; `None` at the end.
     pub(crate) async fn piece(&self) -> Option<Vec<u8>> {
         self.take(|queue, _| Some(queue.len().min(MAX_PIECE))).await
     }
 
-    /// The next line with its end, or less of it if it is very long or the last; `None` at the end.
+    /// The next line with its newline, or a part of it if the line is very long or the last; `None` at
+    /// the end.
     pub(crate) async fn line(&self) -> Option<Vec<u8>> {
         self.take(|queue, more_comes| {
             let newline = queue.iter().take(MAX_PIECE).position(|byte| *byte == b'\n');
@@ -108,7 +109,7 @@ impl Input {
         .await
     }
 
-    /// Waits until `measure` finds something to take in a queue that is not empty.
+    /// Waits until the queue is not empty and `measure` returns how much to take; `None` at the end.
     async fn take(
         &self,
         measure: impl Fn(&VecDeque<u8>, bool) -> Option<usize>,
@@ -135,7 +136,7 @@ impl Input {
 mod tests {
     use super::*;
 
-    /// What is there without waiting.
+    /// The result, if it is available without waiting.
     fn now<T>(future: impl Future<Output = T>) -> Option<T> {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         match std::pin::pin!(future).poll(&mut context) {

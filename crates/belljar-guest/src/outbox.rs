@@ -1,4 +1,4 @@
-//! Where replies and events of one connection go.
+//! The queue for replies and events of one connection.
 //!
 //! A connection through standard streams carries no descriptors. There [`FdProxy`] replaces them: it
 //! keeps files open, for the host to read and write by number, and relays pipes and sockets.

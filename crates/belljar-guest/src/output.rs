@@ -35,7 +35,7 @@ struct OutputSink {
     idle_dropped: [u64; 2],
 }
 
-/// The ends a new process is given.
+/// The ends that a new process gets.
 #[derive(Debug)]
 pub(crate) struct WriteEnds {
     pub(crate) stdout: OwnedFd,

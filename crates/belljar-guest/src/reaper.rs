@@ -34,7 +34,8 @@ impl Reaper {
         Ok(reaper)
     }
 
-    /// Reaps all that have ended, also those whose signal the event loop has not delivered yet.
+    /// Reaps all children that have ended, including those whose signal the event loop has not delivered
+    /// yet.
     pub(crate) fn collect(&self) {
         while let Some((pid, ended)) = process::reap_any() {
             if let Some(sender) = self.waiting.borrow_mut().remove(&pid) {
@@ -43,8 +44,8 @@ impl Reaper {
         }
     }
 
-    /// Must be called before control returns to the event loop after the process was started; otherwise its
-    /// end may have been reaped already.
+    /// Watches a process. Must be called before control returns to the event loop after the process was
+    /// started; otherwise its end may have been reaped already.
     pub(crate) fn watch(&self, pid: u32) -> End {
         let (sender, receiver) = watch::channel(None);
         self.waiting.borrow_mut().insert(pid, sender);
@@ -73,8 +74,8 @@ impl End {
         let mut receiver = self.0.clone();
         match receiver.wait_for(Option::is_some).await {
             Ok(ended) => (*ended).unwrap_or(Ended::Exited(0)),
-            // The sender is only dropped with a value, or replaced by a process of the same
-            // number, which means that this one ended.
+            // The sender was dropped: after it had sent a value, or because a new process with the same pid
+            // replaced it. Both mean that this one has ended.
             Err(_) => Ended::Exited(0),
         }
     }

@@ -135,7 +135,7 @@ impl Relay {
     async fn accept(self: Rc<Self>, listener: TcpListener) {
         let mut host = self.host.subscribe();
         loop {
-            // Neither is ever closed.
+            // The semaphore and the channel are never closed.
             let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else { return };
             let _ = host.wait_for(Option::is_some).await;
             let connection = match listener.accept().await {
@@ -306,8 +306,8 @@ async fn drain(reader: &mut (impl AsyncRead + Unpin)) {
     while reader.read(&mut buffer).await.is_ok_and(|read| read > 0) {}
 }
 
-/// Writes a file by renaming a new one. Whatever code inside has put at `path` is replaced: a link is not
-/// followed, and a pipe, which could block us, is not opened.
+/// Writes a file by renaming a new one. Anything that code inside has put at `path` is replaced: a link
+/// is not followed, and a pipe, which could block us, is not opened.
 fn write_file(path: &Path, contents: &[u8]) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;

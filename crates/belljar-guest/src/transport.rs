@@ -76,8 +76,8 @@ async fn dial(guest: Rc<Guest>, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Every conversation begins with the marker that the first one chose. It ends whatever a host left in
-/// the pipes that died in the middle of a message.
+/// Every conversation begins with the marker that the first one chose. The marker ends an incomplete
+/// message, which a host that died may have left in the pipes.
 async fn stdio(guest: Rc<Guest>) -> io::Result<()> {
     let (stdin, stdout) = (own(io::stdin())?, own(io::stdout())?);
     let mut stdin = pipe::Receiver::from_owned_fd(stdin)?;

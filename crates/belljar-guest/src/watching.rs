@@ -18,10 +18,10 @@ use crate::files::refusal;
 use crate::outbox::Outbox;
 use crate::reply::{Reply, failed, refuse};
 
-/// Watches at the same time.
+/// The most watches at the same time.
 const MAX_WATCHES: usize = 16;
 
-/// Directories of one watch.
+/// The most directories of one watch.
 const MAX_DIRECTORIES: usize = 1_024;
 
 /// Limits for listing a new directory that already has content.

@@ -2,8 +2,8 @@
 //! start in milliseconds.
 //!
 //! It is an ordinary process: code of the same user may kill or stop it. So every request has a time
-//! limit; a zygote that does not answer is killed, and kernels are started the slow way. What it forks
-//! inherits the seccomp filter and the Landlock rules.
+//! limit; a zygote that does not answer is killed, and kernels are started the slow way. Kernels that it
+//! forks inherit the seccomp filter and the Landlock rules.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

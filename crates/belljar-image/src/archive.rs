@@ -1,8 +1,8 @@
 //! Reads untrusted tar archives.
 //!
-//! Heads are parsed by the `tar` crate, one block at a time; what goes beyond a block (long names,
-//! attributes, files with holes) is read here, within bounds: an archive cannot make us hold more
-//! in memory than [`limits::MAX_EXTENSION`].
+//! The `tar` crate parses one header block at a time. Data that is longer than a block (long names,
+//! attributes, maps of sparse files) is read here, within limits: an archive cannot make us hold
+//! more in memory than [`limits::MAX_EXTENSION`].
 
 use std::io::{self, Read};
 
@@ -15,30 +15,30 @@ const BLOCK: usize = 512;
 pub(crate) enum Kind {
     File,
     Directory,
-    /// Where it leads.
+    /// The target of the link.
     Link(Vec<u8>),
-    /// The other name of a file that came before.
+    /// The path of an earlier file of the archive.
     HardLink(Vec<u8>),
-    /// Nothing that has a place in an image.
+    /// A device, a pipe or the like: images do not contain these.
     Special(&'static str),
 }
 
 #[derive(Debug)]
 pub(crate) struct ArchiveEntry {
-    /// As the archive has it.
+    /// As the archive contains it, unchecked.
     pub(crate) path: Vec<u8>,
     pub(crate) kind: Kind,
     pub(crate) mode: u32,
     pub(crate) uid: u64,
     /// Seconds since the epoch.
     pub(crate) modified: u64,
-    /// Bytes that it has once it is unpacked.
+    /// The size of the unpacked file.
     pub(crate) size: u64,
-    /// Where the bytes that follow belong, if the file has holes: offset and length.
+    /// For a sparse file: the offset and length of each segment that is stored.
     pieces: Option<Vec<(u64, u64)>>,
 }
 
-/// One entry after another, with its bytes in between.
+/// Reads the entries in order; after each entry, its content can be read.
 #[derive(Debug)]
 pub(crate) struct Reader<R> {
     inner: R,
@@ -48,7 +48,7 @@ pub(crate) struct Reader<R> {
     at_end: bool,
 }
 
-/// What heads said about the entry that follows.
+/// Values of extended headers, which apply to the next entry.
 #[derive(Debug, Default)]
 struct Extension {
     path: Option<Vec<u8>>,
@@ -56,8 +56,8 @@ struct Extension {
     size: Option<u64>,
     modified: Option<u64>,
     uid: Option<u64>,
-    /// GNU's way of writing holes: its version, whether it is an older one, and the size of the
-    /// file with them.
+    /// GNU sparse files: the version of the format, whether it is an older version, and the size of
+    /// the file including its holes.
     sparse_major: Option<Vec<u8>>,
     sparse_minor: Option<Vec<u8>>,
     sparse_old: bool,
@@ -69,12 +69,12 @@ impl<R: Read> Reader<R> {
         Reader { inner, left: 0, padding: 0, at_end: false }
     }
 
-    /// The bytes after the archive.
+    /// The rest of the input, after the archive.
     pub(crate) fn into_inner(self) -> R {
         self.inner
     }
 
-    /// The next entry; what was not read of the one before is passed over.
+    /// The next entry. Skips the unread content of the current one.
     pub(crate) fn next_entry(&mut self) -> Result<Option<ArchiveEntry>, ImageError> {
         let mut extension = Extension::default();
         loop {
@@ -95,14 +95,14 @@ impl<R: Read> Reader<R> {
                     let text = self.extension_bytes()?;
                     read_pax(&text, &mut extension)?;
                 }
-                // Meant for all that follow; nothing in it concerns us.
+                // A global header, for all entries that follow. We need nothing from it.
                 b'g' => {}
                 kind => return self.entry(&header, kind, extension).map(Some),
             }
         }
     }
 
-    /// Writes the bytes of the current entry, holes left out where the file has them.
+    /// Writes the content of the current entry; holes of a sparse file are not written.
     pub(crate) fn copy_to(
         &mut self,
         entry: &ArchiveEntry,
@@ -161,7 +161,7 @@ impl<R: Read> Reader<R> {
             return Ok(None);
         }
         let sum = |range: &[u8]| range.iter().map(|&byte| u32::from(byte)).sum::<u32>();
-        // The field of the sum itself counts as spaces.
+        // The checksum is computed with spaces in its own field.
         let expected = sum(&bytes[..148]) + 8 * u32::from(b' ') + sum(&bytes[156..]);
         if header.cksum().ok() != Some(expected) {
             return Err(ImageError::Archive("the checksum of an entry is wrong".into()));
@@ -252,7 +252,7 @@ impl<R: Read> Reader<R> {
         Ok(bytes)
     }
 
-    /// GNU's own format: four pieces in the head, and more in blocks that follow it.
+    /// The old GNU format: four segments in the header, more in the blocks after it.
     fn pieces_in_header(&mut self, header: &tar::Header) -> Result<Vec<(u64, u64)>, ImageError> {
         let gnu = header.as_gnu().ok_or_else(|| damaged("a sparse entry without a map"))?;
         let mut pieces = Vec::new();
@@ -277,7 +277,7 @@ impl<R: Read> Reader<R> {
         Ok(pieces)
     }
 
-    /// The newer one: a list of numbers, a line each, in whole blocks before the bytes.
+    /// The newer format (1.0): one number per line, in whole blocks before the content.
     fn pieces_in_data(&mut self) -> Result<Vec<(u64, u64)>, ImageError> {
         let mut numbers: Vec<u64> = Vec::new();
         let (mut line, mut wanted) = (String::new(), 1);
@@ -334,7 +334,7 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// The bytes of the current entry.
+/// Reads the content of the current entry.
 impl<R: Read> Read for Reader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let want = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
@@ -344,7 +344,7 @@ impl<R: Read> Read for Reader<R> {
     }
 }
 
-/// Attributes of an entry: `length key=value`, a line each. The length counts all of it.
+/// Parses pax attributes: one `length key=value` per line. The length counts the whole line.
 fn read_pax(text: &[u8], extension: &mut Extension) -> Result<(), ImageError> {
     let nonsense = || damaged("the attributes of an entry make no sense");
     let mut rest = text;
@@ -361,7 +361,7 @@ fn read_pax(text: &[u8], extension: &mut Extension) -> Result<(), ImageError> {
         let (key, value) = (&record[..equals], &record[equals + 1..]);
         let number = || {
             let text = std::str::from_utf8(value).ok()?;
-            // Times may have a fraction, and be before the epoch.
+            // Times may have a fraction, and may be before the epoch.
             let whole = text.split_once('.').map_or(text, |(whole, _)| whole);
             if whole.starts_with('-') { Some(0) } else { whole.parse::<u64>().ok() }
         };
@@ -381,7 +381,7 @@ fn read_pax(text: &[u8], extension: &mut Extension) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Pieces come in order, do not overlap, and are all the bytes there are.
+/// Segments must be in order, must not overlap, and must contain all stored bytes.
 fn check_pieces(pieces: &[(u64, u64)], size: u64, stored: u64) -> Result<(), ImageError> {
     let (mut end, mut sum) = (0u64, 0u64);
     for (offset, length) in pieces {
@@ -403,7 +403,7 @@ fn cut_off() -> ImageError {
     ImageError::Archive("it ends in the middle of an entry".into())
 }
 
-/// A path of an archive, for people.
+/// A path of an archive, for messages.
 pub(crate) fn show(path: &[u8]) -> String {
     const SHOWN: usize = 200;
     let text = String::from_utf8_lossy(path);

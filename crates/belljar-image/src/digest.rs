@@ -8,7 +8,7 @@ use belljar_proto::digest::Digest;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// A SHA-256 that is written with its algorithm: `sha256:` and 64 hexadecimal digits.
+/// A SHA-256 digest, written with its algorithm: `sha256:` and 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct OciDigest(Digest);
@@ -21,7 +21,7 @@ impl OciDigest {
         OciDigest(Digest::of(bytes))
     }
 
-    /// The digits alone, good for a file name.
+    /// The digits alone, for file names.
     #[must_use]
     pub fn hex(&self) -> String {
         self.0.to_string()
@@ -33,8 +33,8 @@ impl OciDigest {
         hex.parse().ok().map(OciDigest)
     }
 
-    /// The name of a stack of layers (chain id): for one layer its own digest, for every further one
-    /// the digest of the name so far and its own.
+    /// The chain id of a stack of layers (OCI): for one layer its own digest; for each further
+    /// layer the digest of the chain id so far and the layer's digest.
     #[must_use]
     pub fn of_chain(layers: &[OciDigest]) -> Option<OciDigest> {
         let (first, rest) = layers.split_first()?;
@@ -84,7 +84,7 @@ impl fmt::Debug for OciDigest {
     }
 }
 
-/// A digest in the making.
+/// A digest that is being computed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Hash(Sha256);
 
@@ -99,7 +99,7 @@ impl Hash {
     }
 }
 
-/// Hashes and counts what is read through it.
+/// Hashes and counts the bytes that are read through it.
 #[derive(Debug)]
 pub(crate) struct HashingReader<R> {
     inner: R,
@@ -112,7 +112,7 @@ impl<R: Read> HashingReader<R> {
         HashingReader { inner, hash: Hash::default(), bytes: 0 }
     }
 
-    /// Reads the rest, and returns the digest and size of all that was read.
+    /// Reads the rest. Returns the digest and the size of everything that was read.
     pub(crate) fn finish(mut self) -> io::Result<(OciDigest, u64)> {
         io::copy(&mut self, &mut io::sink())?;
         Ok((self.hash.finish(), self.bytes))
@@ -128,7 +128,7 @@ impl<R: Read> Read for HashingReader<R> {
     }
 }
 
-/// Hashes and counts what is written through it.
+/// Hashes and counts the bytes that are written through it.
 #[derive(Debug)]
 pub(crate) struct HashingWriter<W> {
     inner: W,

@@ -1,4 +1,4 @@
-//! Decompresses a layer, and limits and hashes it on the way.
+//! Decompresses a layer, with limits on its size.
 
 use std::cell::Cell;
 use std::io::{self, BufRead, BufReader, Read};
@@ -10,7 +10,7 @@ use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 use crate::{ImageError, limits};
 
-/// How a layer is packed, by its first bytes: what its media type says may be wrong.
+/// The compression of a layer, by its first bytes. The media type may be wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Compression {
     None,
@@ -43,8 +43,8 @@ impl Compression {
     }
 }
 
-/// What is inside, and an error instead of more of it than is allowed: `budget` bytes, or far more
-/// than was read for it.
+/// Decompresses a layer. Reading fails after `budget` bytes, or if the compression ratio is too
+/// large.
 pub(crate) fn open<'a>(
     packed: impl Read + 'a,
     budget: u64,
@@ -68,7 +68,7 @@ pub(crate) fn open<'a>(
 #[error("{0}")]
 struct Exceeded(String);
 
-/// What a failure to read means.
+/// The meaning of a read error.
 pub(crate) fn read_error(error: io::Error) -> ImageError {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<Exceeded>()) {
         Some(Exceeded(why)) => ImageError::TooMuch(why.clone()),
@@ -116,7 +116,7 @@ impl<R: Read> Read for LimitedReader<R> {
     }
 }
 
-/// Frame after frame; those that carry something else are passed over.
+/// Decodes one frame after another; skippable frames, which carry other data, are skipped.
 struct Zstd<R> {
     frame: FrameDecoder,
     is_in_frame: bool,

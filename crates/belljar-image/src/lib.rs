@@ -1,4 +1,4 @@
-//! Images of sandboxes: kept, unpacked, imported, pulled and built.
+//! Images of sandboxes: stores, unpacks, imports, pulls and builds them.
 //!
 //! ```text
 //!   pull (registry) ──┐
@@ -6,7 +6,7 @@
 //!   build (spec) ─────┘         └─▶ the same layers as a Docker image
 //! ```
 //!
-//! [`ImageStore`] keeps them below one directory and survives being killed at any point; [`unpack`]
+//! [`ImageStore`] keeps images below one directory and survives a crash at any point. [`unpack`]
 //! trusts no archive.
 
 #![forbid(unsafe_code)]
@@ -42,7 +42,7 @@ pub use skeleton::ETC_FILES;
 pub use store::{Image, ImageStore, InUse, Writer};
 pub use unpack::Unpacked;
 
-/// Tests measure how much memory parsers of hostile input take.
+/// Tests measure how much memory the parsers of untrusted input use.
 #[cfg(test)]
 #[global_allocator]
 static ALLOCATOR: belljar_fuzz::Counting = belljar_fuzz::Counting;

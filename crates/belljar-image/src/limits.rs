@@ -50,6 +50,6 @@ pub(crate) const MAX_EXTENSION: u64 = 1 << 20;
 /// Segments of a sparse file.
 pub(crate) const MAX_SPARSE_PIECES: usize = 65_536;
 
-/// Bytes of paths that are remembered while one layer is unpacked. Two million short ones fit. Tests
-/// would take minutes to make that many directories.
+/// Bytes of paths that are kept in memory while one layer is unpacked: enough for two million short
+/// paths. Smaller in tests, which would take minutes to create that many directories.
 pub(crate) const MAX_REMEMBERED: usize = if cfg!(test) { 2 << 20 } else { 256 << 20 };

@@ -1,14 +1,14 @@
-//! Names of images: those that registries and container engines use, tag included.
+//! Names of images, as registries and container engines use them, including the tag.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The machine's own `/usr`, which is not an image of the store.
+/// The machine's own `/usr`, which is not an image in the store.
 pub const HOST: &str = "host";
 
-/// Long enough for any registry, short enough for a file name once it is escaped.
+/// Long enough for any registry, short enough for a file name after escaping.
 const MAX_NAME: usize = 200;
 
 /// A repository and a tag (or a digest), such as `python:3.12` or `ghcr.example/team/lab:latest`.
@@ -33,7 +33,8 @@ impl Name {
         &self.0
     }
 
-    /// The name of its file: letters, digits and a few signs, not beginning with a dot.
+    /// The file name of its record: letters, digits and a few other characters, without a dot at
+    /// the beginning.
     #[must_use]
     pub(crate) fn file_name(&self) -> String {
         self.0.replace('/', "%2F").replace(':', "%3A").replace('@', "%40") + ".json"
@@ -43,7 +44,7 @@ impl Name {
 impl FromStr for Name {
     type Err = BadName;
 
-    /// The tag is `latest` if there is none.
+    /// Without a tag, the tag is `latest`.
     fn from_str(text: &str) -> Result<Name, BadName> {
         if text == HOST {
             return Err(BadName::Host);
@@ -65,7 +66,7 @@ impl FromStr for Name {
     }
 }
 
-/// A colon before the last slash belongs to a port.
+/// Splits off the tag. A colon before the last slash belongs to a port.
 fn strip_tag(text: &str) -> (&str, Option<&str>) {
     match text.rsplit_once(':') {
         Some((repository, tag)) if !tag.contains('/') => (repository, Some(tag)),

@@ -1,4 +1,5 @@
-//! The documents of images, as registries and container engines write them; only what we read.
+//! The documents of images, as registries and container engines write them. Only the fields that we
+//! read.
 
 use std::collections::BTreeMap;
 
@@ -15,9 +16,9 @@ pub(crate) const LAYER_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd
 pub(crate) const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 pub(crate) const DOCKER_INDEX: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 
-/// Labels that mark images made for us.
+/// The label of images that were made for Belljar.
 pub const LABEL_IMAGE: &str = "belljar.image";
-/// Modules that kernels of this image start with, separated by commas.
+/// The label with the modules that kernels of this image preload, separated by commas.
 pub const LABEL_PRELOAD: &str = "belljar.preload";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,7 +69,7 @@ pub(crate) struct Index {
     pub(crate) manifests: Vec<Descriptor>,
 }
 
-/// One manifest, or one for each of several machines.
+/// A manifest, or an index with one manifest per platform.
 #[derive(Debug)]
 pub(crate) enum Document {
     Manifest(Manifest),
@@ -76,7 +77,7 @@ pub(crate) enum Document {
 }
 
 impl Document {
-    /// By what is in it: the media type is missing in older documents.
+    /// Decides by the content, because older documents have no media type.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Document, ImageError> {
         #[derive(Deserialize)]
         struct Shape {
@@ -107,7 +108,7 @@ impl Document {
 }
 
 impl Index {
-    /// The manifest for this machine; what has no platform is taken to be for it if it is alone.
+    /// The manifest for this machine. A single entry without a platform is accepted.
     pub(crate) fn for_this_machine(&self) -> Result<&Descriptor, ImageError> {
         let wanted = this_architecture();
         let fits = |entry: &&Descriptor| {
@@ -141,7 +142,7 @@ impl Index {
     }
 }
 
-/// This machine, as images call it.
+/// The architecture of this machine, in the names that images use.
 #[must_use]
 pub(crate) fn this_architecture() -> &'static str {
     match std::env::consts::ARCH {
@@ -205,7 +206,7 @@ impl ImageConfig {
         serde_json::from_slice(bytes).map_err(broken)
     }
 
-    /// Variables by name; what is no variable is passed over.
+    /// The variables of the environment; invalid entries are skipped.
     pub(crate) fn env(&self) -> Vec<(String, String)> {
         let env = self.config.env.iter().flatten();
         env.filter_map(|line| line.split_once('='))

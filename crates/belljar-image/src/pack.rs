@@ -1,5 +1,5 @@
-//! The opposite of unpacking: a directory becomes a layer. The same files become the same bytes:
-//! names are sorted, and times of the build itself, device numbers and user names are left out.
+//! Packs a directory as a layer. The same files give the same bytes: names are sorted, and the
+//! times of the build, device numbers and user names are left out.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -15,17 +15,19 @@ use crate::digest::HashingWriter;
 use crate::store::Writer;
 use crate::{ImageError, OciDigest, limits};
 
-/// When everything that a build made was made: there is no better answer, and it is always the same.
+/// The modification time of all files that a build created: a constant, so that builds are
+/// reproducible.
 const BUILD_TIME: u64 = 1_767_225_600;
 
-/// What a layer is made of.
+/// How a directory is packed.
 #[derive(Debug, Default)]
 pub(crate) struct Rules<'a> {
-    /// Files newer than this were made by the build: seconds since the epoch.
+    /// When the build began, in seconds since the epoch. Newer files were created by the build.
     pub(crate) build_began: Option<u64>,
-    /// The directory is the upper one of an overlay: a device 0,0 stands for what was removed.
+    /// The directory is the upper directory of an overlay, in which a device 0,0 marks a removed
+    /// file.
     pub(crate) is_overlay: bool,
-    /// Paths whose contents are left out; they themselves stay.
+    /// Directories that are packed without their content.
     pub(crate) emptied: &'a [&'a str],
     /// Paths that are left out.
     pub(crate) omitted: &'a [&'a str],
@@ -37,7 +39,7 @@ pub(crate) struct Packed {
     pub(crate) size: u64,
 }
 
-/// Packs a directory and keeps the layer.
+/// Packs a directory and stores the layer.
 pub(crate) fn directory(
     writer: &Writer<'_>,
     root: &Path,
@@ -63,7 +65,7 @@ struct Packing<'a, W: Write> {
     root: &'a Path,
     rules: &'a Rules<'a>,
     tar: tar::Builder<W>,
-    /// Files with several names, by device and inode: the name that came first.
+    /// Files with several names, by device and inode, with the first name.
     seen: HashMap<(u64, u64), PathBuf>,
 }
 
@@ -123,7 +125,7 @@ impl<W: Write> Packing<'_, W> {
             return self.marker(&path.with_file_name(OsStr::from_bytes(&hidden)));
         }
         if !kind.is_file() {
-            // Devices, pipes and sockets have no place in an image.
+            // Images do not contain devices, pipes and sockets.
             return Ok(());
         }
         if metadata.nlink() > 1 {
@@ -136,7 +138,8 @@ impl<W: Write> Packing<'_, W> {
         }
         header.set_entry_type(tar::EntryType::Regular);
         header.set_size(metadata.len());
-        // A file that grows meanwhile must not shift what follows.
+        // If the file grows meanwhile, the extra bytes are not packed: they would shift all later
+        // entries.
         let content = io::Read::take(File::open(full)?, metadata.len());
         self.tar.append_data(&mut header, path, content)
     }
@@ -159,7 +162,7 @@ impl<W: Write> Packing<'_, W> {
     }
 }
 
-/// What is below in lower layers does not show.
+/// Whether the directory hides the content of the same directory in lower layers.
 fn is_opaque(directory: &Path) -> io::Result<bool> {
     Ok(xattr::get(directory, "trusted.overlay.opaque")?.as_deref() == Some(b"y"))
 }

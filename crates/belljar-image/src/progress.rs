@@ -1,10 +1,10 @@
 //! Progress of long operations.
 
-/// Receives the progress of one operation at a time; a new one ends the one before.
+/// Receives the progress of one operation at a time; a new operation ends the previous one.
 pub trait Progress {
     /// An operation begins, with its size in bytes if it is known.
     fn begin(&self, what: &str, total: Option<u64>);
-    /// The number of bytes that are done.
+    /// The number of bytes that are done so far.
     fn at(&self, bytes: u64);
     /// A line of a program's output.
     fn detail(&self, line: &str);

@@ -14,19 +14,19 @@ const MOUNTED_OVER: [&str; 7] = ["dev", "proc", "sys", "tmp", "session", "data",
 
 const VOLUMES: &str = "volumes";
 
-/// Directories that must be real ones: what is mounted further down must not follow a link.
+/// Directories that must not be links: mounts below them must not follow a link.
 const REAL: [&str; 2] = ["etc", "opt"];
 
-/// Files of `/etc` that every sandbox has its own of.
+/// Files in `/etc` of which every sandbox has its own version.
 pub const ETC_FILES: [&str; 4] = ["passwd", "group", "hosts", "nsswitch.conf"];
 
 /// Where the scripts of kernels are mounted.
 const KERNELS: &str = "opt/belljar/kernels";
 
-/// Other names of `/session`, unless the image has something there.
+/// Links to `/session`, unless the image has other files there.
 const SESSION_NAMES: [&str; 2] = ["work", "workspace"];
 
-/// Adds what an earlier version of ours did not know of when it unpacked this root.
+/// Adds mount points that an earlier version of Belljar, which unpacked this root, did not create.
 pub(crate) fn catch_up(rootfs: &Path) -> Result<(), ImageError> {
     let volumes = rootfs.join(VOLUMES);
     if std::fs::symlink_metadata(&volumes).is_ok_and(|found| found.is_dir()) {
@@ -60,7 +60,7 @@ pub(crate) fn complete(root: &Rootfs) -> Result<(), ImageError> {
             root.make_file(&name, 0o644).map_err(at(&name))?;
         }
     }
-    // Step by step: `belljar` could be a link as well.
+    // One directory at a time, because `belljar` could be a link as well.
     let mut path = Path::new("opt").to_owned();
     for name in Path::new(KERNELS).iter().skip(1) {
         path.push(name);
@@ -76,7 +76,7 @@ pub(crate) fn complete(root: &Rootfs) -> Result<(), ImageError> {
             root.make_link(name, Path::new("/session")).map_err(at(name))?;
         }
     }
-    // Programs that insist on it find what may be written.
+    // Programs that need `/var/tmp` get a writable directory.
     let temporary = Path::new("var/tmp");
     let is_real = root.standing(Path::new("var")).map_err(at(temporary))?;
     if is_real == Some(Standing::Directory)
@@ -87,7 +87,7 @@ pub(crate) fn complete(root: &Rootfs) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// The interpreter that a shell would find, as a path inside; none where there is none.
+/// The path of the interpreter that a shell would find in this root; `None` if there is none.
 pub(crate) fn find_python(root: &Rootfs, path: &str) -> Result<Option<String>, ImageError> {
     for directory in path.split(':').filter(|directory| directory.starts_with('/')) {
         let candidate = Path::new(directory).join("python3");
@@ -100,7 +100,7 @@ pub(crate) fn find_python(root: &Rootfs, path: &str) -> Result<Option<String>, I
     Ok(None)
 }
 
-/// Top-level names by which a root file system is told from an image archive.
+/// Whether this is a top-level name of a root file system, and not of an image archive.
 pub(crate) fn looks_like_root(name: &[u8]) -> bool {
     let name = OsStr::from_bytes(name);
     ["bin", "etc", "usr", "lib", "sbin", "var", "dev", "proc"].iter().any(|known| name == *known)

@@ -22,13 +22,13 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 /// Metadata files of aufs, an obsolete file system.
 const WHITEOUT_INTERNAL: &[u8] = b".wh..wh.";
 
-/// What unpacking came to.
+/// Counts of what was unpacked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unpacked {
-    /// Bytes of files, those that a later layer replaced or removed included.
+    /// Bytes of files, including those that a later layer replaced or removed.
     pub bytes: u64,
     pub entries: u64,
-    /// Devices, pipes and the like, which were left out.
+    /// Devices, pipes and the like, which are skipped.
     pub skipped: u64,
 }
 
@@ -50,7 +50,8 @@ impl Unpacked {
     }
 }
 
-/// Puts a layer, already decompressed, on top of what is in `root`. Returns what comes behind it.
+/// Unpacks a layer, already decompressed, on top of the content of `root`. Returns the rest of the
+/// input.
 pub(crate) fn apply<R: Read>(
     root: &Rootfs,
     layer: R,
@@ -80,20 +81,20 @@ pub(crate) fn apply<R: Read>(
     Ok(reader.into_inner())
 }
 
-/// A layer on its way into the root.
+/// A layer that is being unpacked.
 struct Layer<'a> {
     root: &'a Rootfs,
-    /// What this layer brought itself: whiteouts are about the layers below.
+    /// Paths of this layer: whiteouts apply only to the layers below.
     own: HashSet<PathBuf>,
-    /// Directories in which nothing of lower layers is left.
+    /// Directories from which everything of lower layers was removed.
     cleared: HashSet<PathBuf>,
     /// Their times are set last, because creating files in them changes the times.
     directories: Vec<(PathBuf, u64)>,
-    /// Bytes that the paths of all three take.
+    /// Bytes of all paths in these three.
     remembered: usize,
 }
 
-/// What a path takes in memory besides its bytes.
+/// Memory for each path besides its bytes.
 const PER_PATH: usize = 48;
 
 impl<'a> Layer<'a> {
@@ -102,14 +103,14 @@ impl<'a> Layer<'a> {
         Layer { root, own, cleared, directories, remembered: 0 }
     }
 
-    /// Removes what this entry says is no longer there, if it is such an entry.
+    /// If this entry is a whiteout, removes what it names. Returns whether it is one.
     fn whiteout(&mut self, path: &Path) -> std::io::Result<bool> {
         let name = path.file_name().map_or(&b""[..], OsStr::as_bytes);
         let parent = path.parent().unwrap_or(Path::new(""));
         if name == OPAQUE {
             self.remove_below(parent)?;
         } else if name.starts_with(WHITEOUT_INTERNAL) {
-            // Nothing to do.
+            // Metadata of aufs is ignored.
         } else if let Some(gone) = name.strip_prefix(WHITEOUT) {
             if matches!(gone, b"" | b"." | b"..") {
                 return Err(std::io::Error::other("a whiteout of nothing"));
@@ -132,7 +133,7 @@ impl<'a> Layer<'a> {
     }
 
     fn remove_below(&mut self, directory: &Path) -> std::io::Result<()> {
-        // Once is enough: what comes into it afterwards is of this layer.
+        // Once is enough: everything added later belongs to this layer.
         if !self.cleared.insert(directory.to_owned()) {
             return Ok(());
         }
@@ -152,7 +153,7 @@ impl<'a> Layer<'a> {
         let failed = |cause| ImageError::Entry { path: show(&entry.path), cause };
         match &entry.kind {
             Kind::Directory => {
-                // We must be able to go on in it.
+                // We must be able to create files in it.
                 self.root.make_directory(&path, mode(entry) | 0o700).map_err(failed)?;
                 self.directories.push((path.clone(), entry.modified));
                 self.remembered += path.as_os_str().len() + PER_PATH;
@@ -176,7 +177,7 @@ impl<'a> Layer<'a> {
             }
             Kind::Special(_) => {}
         }
-        // With everything above it: a whiteout of a directory leaves what this layer has in it.
+        // Also all its parents: a whiteout of a directory keeps the files of this layer in it.
         let mut known = path;
         while !known.as_os_str().is_empty() && self.own.insert(known.clone()) {
             self.remembered += known.as_os_str().len() + PER_PATH;
@@ -200,7 +201,7 @@ fn mode(entry: &ArchiveEntry) -> u32 {
     if entry.uid == 0 { mode } else { mode | (mode >> 6 & 0o7) }
 }
 
-/// The path of an entry below the root.
+/// Checks the path of an entry and makes it relative to the root.
 fn plain(path: &[u8]) -> Result<PathBuf, ImageError> {
     if path.len() > limits::MAX_PATH {
         return Err(refused(path, "a path longer than the system allows"));

@@ -8,11 +8,10 @@ use super::tests::{Bench, Tar};
 use super::*;
 use crate::layer;
 
-/// Buffers of all kinds, two heads of entries that do not fit into a block, and windows of the
-/// decompressors.
+/// Memory for all buffers, for two extended headers, and for the windows of the decompressors.
 const FIXED: usize = 12 << 20;
 
-/// Paths are remembered with all that are above them.
+/// A path is kept in memory with all its parents.
 const PER_BYTE: usize = 128;
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -25,7 +24,8 @@ fn zstd(bytes: &[u8]) -> Vec<u8> {
     ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
 }
 
-/// One entry of every kind: GNU's long names, attributes, and holes in both of GNU's ways.
+/// Archives with one entry of every kind: long names of GNU, attributes, and sparse files in both
+/// formats of GNU.
 fn archives() -> Vec<Vec<u8>> {
     let plain = Tar::default()
         .directory("usr/bin/")
@@ -58,7 +58,7 @@ fn archives() -> Vec<Vec<u8>> {
     vec![plain, long.into_inner().unwrap(), sparse_in_header(), sparse_in_data()]
 }
 
-/// Two pieces of 512 bytes in a file of 4 KiB.
+/// Two segments of 512 bytes in a sparse file of 4 KiB.
 fn sparse_in_header() -> Vec<u8> {
     let mut header = tar::Header::new_gnu();
     header.set_entry_type(tar::EntryType::GNUSparse);
@@ -132,7 +132,7 @@ fn fuzz_compressed_layers() {
     });
 }
 
-/// A layer of deep paths that have nothing in common: each is remembered with all above it.
+/// A layer of deep paths without common parents: each is kept in memory with all its parents.
 #[test]
 fn paths_of_a_layer_are_remembered_within_bounds() {
     let mut archive = tar::Builder::new(Vec::new());
@@ -147,11 +147,11 @@ fn paths_of_a_layer_are_remembered_within_bounds() {
     let bench = Bench::new();
     let (refused, peak) = belljar_fuzz::peak_of(|| bench.apply(&archive));
     assert!(matches!(refused, Err(ImageError::TooMuch(_))), "{refused:?}");
-    // Beside them there are buffers.
+    // Buffers take memory as well.
     assert!(peak < 2 * limits::MAX_REMEMBERED, "{peak}");
 }
 
-/// Directories that were emptied once are not looked through again.
+/// A directory that was emptied once is not searched again.
 #[test]
 fn whiteouts_that_repeat_themselves_cost_little() {
     let mut layer = Tar::default();
@@ -164,11 +164,11 @@ fn whiteouts_that_repeat_themselves_cost_little() {
     let (bench, begun) = (Bench::new(), std::time::Instant::now());
     bench.apply(&layer.bytes()).unwrap();
     assert_eq!(std::fs::read_dir(bench.at("d")).unwrap().count(), 2000);
-    // Four million names to look at take a minute.
+    // Searching four million names would take a minute.
     assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
 }
 
-/// Sizes that are close to the end of all numbers, in the head of an entry and among its attributes.
+/// Sizes near the largest number, in the header of an entry and in its attributes.
 fn huge_entries() -> Vec<Vec<u8>> {
     let mut archives = Vec::new();
     for size in [u64::MAX, u64::MAX - 1, u64::MAX - 511, u64::MAX / 2] {

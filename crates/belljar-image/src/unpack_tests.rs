@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::layer;
 
-/// An archive, entry by entry, hostile if need be: names go into the head as they are.
+/// Builds an archive entry by entry. It may be hostile: names are written to the header unchecked.
 #[derive(Default)]
 pub(crate) struct Tar(Vec<u8>);
 
@@ -51,7 +51,7 @@ impl Tar {
     }
 }
 
-/// A root with something beside it that must stay as it is.
+/// A root, and a file beside it that must not change.
 pub(crate) struct Bench {
     directory: tempfile::TempDir,
     pub(crate) limits: UnpackLimits,
@@ -82,7 +82,7 @@ impl Bench {
         fs::read_to_string(self.at(path)).unwrap()
     }
 
-    /// Everything that is outside of the root, and the names at its top.
+    /// Whether the files outside of the root are unchanged.
     pub(crate) fn is_intact(&self) -> bool {
         let names = |path: PathBuf| fs::read_dir(path).unwrap().count();
         let outside = self.directory.path().join("outside");
@@ -169,7 +169,7 @@ fn whiteouts_remove_what_lower_layers_had_and_nothing_else() {
     let upper = Tar::default()
         .file(".wh.gone", "")
         .file("dir/.wh.a", "")
-        // The order does not matter: what came in this layer stays.
+        // The order does not matter: files of this layer are kept.
         .file("opaque/both", "new")
         .file("opaque/new", "1")
         .file("opaque/.wh..wh..opq", "")
@@ -211,7 +211,7 @@ fn bounds_hold_whatever_the_archive_says() {
     let error = bench.apply(&many.bytes()).unwrap_err();
     assert!(error.to_string().contains("3 entries"), "{error}");
 
-    // A head that announces a name of a gigabyte.
+    // A header that declares a name of one gigabyte.
     let mut header = tar::Header::new_gnu();
     header.set_entry_type(tar::EntryType::GNULongName);
     header.set_size(1 << 30);
@@ -258,7 +258,7 @@ fn compressed_layers_are_unpacked_and_bombs_are_not() {
     let plain = Tar::default().file("a", "packed").bytes();
     let zstd =
         ruzstd::encoding::compress_to_vec(&plain[..], ruzstd::encoding::CompressionLevel::Fastest);
-    // Two frames, and one between them that carries something else.
+    // Two frames, and a skippable frame between them.
     let (first, second) = plain.split_at(700);
     let frames = |bytes: &[u8]| {
         ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
@@ -288,7 +288,7 @@ fn compressed_layers_are_unpacked_and_bombs_are_not() {
 
 #[test]
 fn holes_stay_holes() {
-    // As GNU tar writes them, both ways.
+    // Sparse files as GNU tar writes them, in both formats.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("sparse");
     let file = fs::File::create(&path).unwrap();
@@ -329,7 +329,7 @@ fn what_is_cut_off_is_said_to_be() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Random archives of hostile names: whatever happens, nothing outside is touched.
+    /// Random archives with hostile names: nothing outside of the root may change.
     #[test]
     fn no_sequence_of_entries_touches_anything_outside(
         entries in prop::collection::vec((0..5u8, hostile_path(), hostile_path()), 1..12)

@@ -1,5 +1,5 @@
-//! The server's own certificate authority, for hosts whose TLS the proxy terminates and for refusals that are
-//! sent inside TLS. It is created with the first sandbox that has a network, and such sandboxes trust it.
+//! The server's own certificate authority. It is used for hosts whose TLS the proxy terminates, and for refusals that
+//! are sent inside TLS. It is created with the first sandbox that has a network. Such sandboxes trust it.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -20,10 +20,10 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use crate::host::Host;
 use crate::lock;
 
-/// How long the certificate of an authority is valid; it lives as long as the server's state.
+/// How long the certificate of an authority is valid. It is kept as long as the server's state.
 const YEARS: i32 = 20;
 
-/// Certificates of hosts in the cache; when it is full, it is emptied.
+/// The most host certificates in the cache; when it is full, it is emptied.
 const MAX_CACHED: usize = 256;
 
 pub(crate) struct Authority {
@@ -78,7 +78,7 @@ impl Authority {
         &self.certificate
     }
 
-    /// TLS as a server that has this host's name.
+    /// The TLS configuration of a server with this host's name.
     pub(crate) fn server_for(&self, host: &Host) -> io::Result<Arc<rustls::ServerConfig>> {
         if let Some(cached) = lock(&self.by_host).get(host) {
             return Ok(Arc::clone(cached));

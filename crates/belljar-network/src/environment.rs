@@ -5,15 +5,15 @@ use belljar_proto::relay::{CERTIFICATES, PORT};
 use crate::Policy;
 
 impl Policy {
-    /// Environment variables that tell programs to use the proxy; empty if the policy allows nothing.
+    /// Environment variables that make programs use the proxy; empty if the policy allows nothing.
     #[must_use]
     pub fn environment(&self) -> Vec<(String, String)> {
         if self.is_none() {
             return Vec::new();
         }
         let proxy = format!("http://127.0.0.1:{PORT}");
-        // Servers in the sandbox are connected to directly, unless a rule of the policy has this address: then
-        // it means the host's.
+        // Programs connect directly to servers in the sandbox. But if a rule of the policy has this address, it means
+        // the address on the host, so the proxy is used.
         let own = ["localhost", "127.0.0.1", "::1"]
             .into_iter()
             .filter(|own| own.parse().map_or(true, |address| !self.names_any_port(address)));
@@ -25,7 +25,7 @@ impl Policy {
         environment.extend(both("HTTP_PROXY", &proxy));
         environment.extend(both("HTTPS_PROXY", &proxy));
         environment.extend(both("NO_PROXY", &own));
-        // Node ignores the others without this one.
+        // Node ignores the other variables without this one.
         environment.push(("NODE_USE_ENV_PROXY".into(), "1".into()));
         for name in [
             "SSL_CERT_FILE",

@@ -1,6 +1,6 @@
-//! Parses host names strictly. The host that is compared with a policy must be the host that is connected
-//! to, so every form that another program may read differently is refused. The `url` crate repairs such
-//! forms instead, so it is not used here.
+//! Parses host names strictly. The host that is compared with a policy must be the host that is connected to. So every
+//! form that another program may read differently is refused. The `url` crate repairs such forms instead, so it is not
+//! used here.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -25,7 +25,7 @@ impl Host {
         if let Some(inside) = text.strip_prefix('[') {
             let address = inside.strip_suffix(']').and_then(|inside| inside.parse().ok());
             let address: Ipv6Addr = address.ok_or("is not an IPv6 address in brackets")?;
-            // The kernel connects to the IPv4 address in a mapped one.
+            // For an IPv4-mapped address, the kernel connects to the IPv4 address in it.
             return Ok(Host::Address(IpAddr::V6(address).to_canonical()));
         }
         let name = ascii(text)?;
@@ -50,7 +50,7 @@ impl Host {
         Ok(Host::Name(name.to_owned()))
     }
 
-    /// Without brackets, as for the DNS.
+    /// The host without brackets, as the DNS needs it.
     #[must_use]
     pub fn bare(&self) -> String {
         match self {

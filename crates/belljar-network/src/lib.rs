@@ -15,7 +15,7 @@
 //! that code in the sandbox must not see; [`traffic`] records visits; [`outbound`] resolves names, checks
 //! addresses and connects, here and for sources of datasets.
 //!
-//! This crate does not know sandboxes: the engine hands it their connections ([`Connections`]).
+//! This crate has no code for sandboxes: the engine passes their connections to it ([`Connections`]).
 
 #![forbid(unsafe_code)]
 

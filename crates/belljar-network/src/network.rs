@@ -17,10 +17,10 @@ use crate::{NetworkError, Policy, Secrets};
 
 /// The network that this server gives to sandboxes.
 pub struct Network {
-    /// What no policy may exceed; `None` for runs of the operator.
+    /// The limit of all policies; `None` for runs of the operator.
     pub(crate) ceiling: Option<Policy>,
     pub(crate) secrets: Arc<Secrets>,
-    /// Bytes of one sandbox, sent and received together.
+    /// The most bytes that one sandbox may send and receive together.
     max_bytes: u64,
     /// The file of the certificate authority.
     authority_path: Option<PathBuf>,
@@ -44,9 +44,9 @@ impl std::fmt::Debug for Network {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timeouts {
-    /// To connect to a host: name resolution, each connection and TLS.
+    /// For connecting to a host: name resolution, each connection and TLS.
     pub(crate) connect: Duration,
-    /// Without a byte in either direction. Some hosts need minutes for a response.
+    /// For a connection without a byte in either direction. Some hosts need minutes for a response.
     pub(crate) idle: Duration,
     /// For the head of a request, and between two requests.
     pub(crate) head: Duration,
@@ -63,7 +63,7 @@ impl Default for Timeouts {
 }
 
 impl Default for Network {
-    /// Without a ceiling, for runs of the operator.
+    /// A network without a ceiling, for runs of the operator.
     fn default() -> Network {
         Network {
             ceiling: None,

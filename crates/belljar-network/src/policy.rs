@@ -4,8 +4,8 @@
 //! `[fd00::7]`, `*`. Without a port it allows ports 80 and 443; with `:*` every port except those of mail.
 //! `*.example.com` matches subdomains at any depth, and not `example.com` itself.
 //!
-//! A near address (see [`crate::outbound::address`]) is allowed only by a rule with this very address, and
-//! not by a `*` or by a name that resolves to it.
+//! A near address (see [`crate::outbound::address`]) is allowed only by a rule with exactly this address, not by a `*`
+//! or by a name that resolves to it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -24,10 +24,10 @@ const MAX_INJECTIONS: usize = 32;
 /// The ports of a rule without a port.
 const WEB: [u16; 2] = [80, 443];
 
-/// Excluded from "every port", so that sandboxes cannot send spam from this address.
+/// Excluded from "every port", so that sandboxes cannot send spam from this machine.
 const MAIL: [u16; 4] = [25, 465, 587, 2525];
 
-/// Headers that the proxy sets itself, or that change where a request ends.
+/// Headers that the proxy sets itself, or that change the framing of a request.
 const RESERVED: &[HeaderName] = &[
     header::HOST,
     header::CONNECTION,
@@ -177,7 +177,7 @@ impl Policy {
         self.allow.iter().any(|rule| rule.permits(target))
     }
 
-    /// Whether a rule has this very address, as near addresses need.
+    /// Whether a rule has exactly this address, which near addresses need.
     pub(crate) fn names(&self, address: IpAddr, port: u16) -> bool {
         let host = Host::Address(address.to_canonical());
         self.allow.iter().any(|rule| {

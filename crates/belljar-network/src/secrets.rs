@@ -1,6 +1,5 @@
-//! Secrets that the proxy adds to requests, so that they never enter a sandbox. The operator lists the
-//! origins of each secret (`BELLJAR_NETWORK_SECRETS`), so a client that creates sessions cannot have a secret
-//! sent to a host of its own.
+//! Secrets that the proxy adds to requests, so that they never enter a sandbox. The operator lists the origins of each
+//! secret (`BELLJAR_NETWORK_SECRETS`), so that a client that creates sessions cannot send a secret to its own host.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,7 +21,7 @@ pub struct Secrets {
 #[derive(Clone)]
 struct Secret {
     value: HeaderValue,
-    /// Where it may be sent: whether by https, and the host.
+    /// Where the secret may be sent: whether the connection is https, and the host.
     origins: Vec<(bool, Target)>,
 }
 
@@ -63,7 +62,7 @@ impl Secrets {
         secret.origins.contains(&origin).then_some(&secret.value)
     }
 
-    /// Refuses injections that have no value.
+    /// Refuses injections whose secret does not exist or is not for their host.
     pub(crate) fn check(&self, injections: &[Injection]) -> Result<(), NetworkError> {
         match injections.iter().find(|injection| self.value(injection).is_none()) {
             None => Ok(()),
@@ -131,7 +130,7 @@ mod tests {
         check("10.0.0.5:8080", "API", "").unwrap();
         for (host, name, tls) in [
             ("evil.test", "API", terminate),
-            // Without TLS, though it is for https only.
+            // Without TLS, although the secret is for https only.
             ("api.test", "API", ""),
             ("10.0.0.5:8080", "API", terminate),
             ("api.test", "OTHER", terminate),

@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 /// The largest file that is read.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The entries of a setting: a JSON object, or `@` and the path of a file with one. `what` says what
-/// an entry is, for the error.
+/// The entries of a setting: a JSON object, or `@` and the path of a file with one. `what` describes an entry, for the
+/// error.
 pub fn entries(text: &str, what: &str) -> Result<Map<String, Value>, String> {
     let text = match text.trim().strip_prefix('@') {
         Some(path) => read_file(path.trim())?,
@@ -38,9 +38,9 @@ fn read_file(path: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// The value of a header, in which each `${NAME}` is replaced by a variable of the environment. Adds to
-/// `secrets` the texts that must not appear in messages: the variables, the words of the value, and all of it.
-/// The error completes "the value ...".
+/// The value of a header, in which each `${NAME}` is replaced by a variable of the environment. Adds to `secrets` the
+/// texts that must not appear in messages: the variables, the words of the value, and the whole value. The error
+/// completes "the value ...".
 pub fn header_value(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,

@@ -1,4 +1,5 @@
-//! The proxy, its clients and the sites in one process. Requests are written byte by byte.
+//! Tests with the proxy, its clients and the sites in one process. Requests are written as bytes, without an HTTP
+//! client.
 
 mod fuzz;
 
@@ -32,8 +33,8 @@ struct Site {
 }
 
 impl Site {
-    /// Calls `answer` with all bytes of a connection whenever some come. Its result, unless empty, is sent and ends the
-    /// connection.
+    /// Calls `answer` with all bytes of a connection so far, whenever more arrive. A result that is not empty is sent
+    /// and ends the connection.
     async fn start(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Site {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -93,7 +94,7 @@ async fn converse(mut stream: TcpStream, answer: Arc<impl Fn(&str) -> String>) {
     }
 }
 
-/// A proxy with a policy, for which `site.test` and `other.test` resolve to loopback.
+/// A proxy with a policy. `site.test` and `other.test` resolve to loopback.
 struct Proxy {
     network: Network,
     resolver: Resolver,
@@ -130,7 +131,7 @@ fn proxy(policy: &str) -> Proxy {
     Proxy { network, resolver, policy: Policy::parse(policy).unwrap(), max_bytes: u64::MAX }
 }
 
-/// A proxy that listens.
+/// A proxy that accepts connections.
 struct Listening {
     egress: Arc<Egress>,
 }
@@ -150,10 +151,10 @@ impl Listening {
         near
     }
 
-    /// Sends bytes, closes the sending side, and returns the whole answer.
+    /// Sends bytes, closes the sending side, and returns the whole response.
     async fn say(&self, bytes: impl AsRef<[u8]>) -> String {
         let mut client = self.connect();
-        // It may be refused before everything is sent.
+        // The request may be refused before everything is sent.
         let _ = client.write_all(bytes.as_ref()).await;
         let _ = client.shutdown().await;
         read_all(&mut client).await
@@ -298,11 +299,11 @@ async fn near_addresses_are_refused_in_every_disguise() {
     }
 }
 
-/// A public address that this machine gets in the test below, and one of its network.
+/// A public address that this machine gets in the test below, and another address of its network.
 const OWN: &str = "9.9.9.9";
 const NEIGHBOUR: &str = "9.9.7.1";
 
-/// Runs in a network namespace of this thread's own.
+/// Runs in a network namespace that only this thread has.
 #[test]
 fn public_addresses_of_this_machine_and_its_neighbours_are_near() {
     if !belljar_sys::privileges::is_root() {
@@ -344,7 +345,7 @@ async fn reach_this_machine() {
         let said = open.say(connect(host)).await;
         assert!(status(&said) == 403 && said.contains(kind), "{host}: {said}");
     }
-    // Policy and ceiling must both have the address itself.
+    // Both the policy and the ceiling must contain the address itself.
     let named = format!("open {OWN}:{port}");
     for (ceiling, code) in [(Some(named.as_str()), 200), (None, 200), (Some("open"), 403)] {
         let mut proxy = proxy(&named);
@@ -407,7 +408,7 @@ async fn proxy_and_host_agree_on_where_a_request_ends() {
         if first != 200 {
             continue;
         }
-        // What arrived is framed in one way, and holds no second request.
+        // The received request has one framing, and contains no second request.
         let asked = said.split_once("\r\n\r\n").unwrap().1;
         let head = asked.split("\r\n\r\n").next().unwrap().to_ascii_lowercase();
         let framed = head.matches("content-length").count() + head.matches("transfer-enc").count();
@@ -666,7 +667,7 @@ async fn a_secret_is_added_inside_of_tls_that_ends_at_the_proxy() {
     client.write_all(two.as_bytes()).await.unwrap();
     let said = read_all(&mut client).await;
     assert!(said.starts_with("HTTP/1.1 200") && said.contains("hello"), "{said}");
-    // A request for another host inside it is refused.
+    // A request for another host inside the tunnel is refused.
     assert!(said.contains("HTTP/1.1 421"), "{said}");
     let heads: Vec<String> = lock(&asked).clone();
     assert_eq!(heads.len(), 1);
@@ -676,7 +677,7 @@ async fn a_secret_is_added_inside_of_tls_that_ends_at_the_proxy() {
     assert!(visits.iter().any(|visit| visit.injected == ["authorization"]), "{visits:?}");
     assert!(visits.iter().all(|visit| visit.method == "GET"), "{visits:?}");
 
-    // So is one whose response would repeat the secret.
+    // A request whose response would repeat the secret is refused too.
     for method in ["TRACE", "track"] {
         let mut client = trusting(&own).connect(name.clone(), tunnel().await).await.unwrap();
         let trace = get(&format!("site.test:{port}"), "Connection: close\r\n");

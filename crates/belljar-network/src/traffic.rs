@@ -1,4 +1,4 @@
-//! Records the traffic of a sandbox: totals, and its last visits, refused ones included.
+//! Records the traffic of a sandbox: totals, and the last visits, refused ones included.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,10 +15,10 @@ use tokio::time::Instant;
 use crate::host::Target;
 use crate::lock;
 
-/// Visits that are kept of one sandbox.
+/// How many visits of one sandbox are kept.
 const MAX_VISITS: usize = 256;
 
-/// Lines of one sandbox in the audit log, per minute. More visits are only counted, so that a sandbox that
+/// The most lines of one sandbox in the audit log, per minute. Further visits are only counted, so that a sandbox that
 /// connects in a loop does not fill the log.
 const LOGGED_PER_MINUTE: u32 = 600;
 
@@ -80,7 +80,8 @@ pub struct Totals {
     pub received: u64,
 }
 
-/// Called at the end of every visit, with whether to log it or only to count it.
+/// Called at the end of every visit. The flag is true if the visit should be logged, false if it should only be
+/// counted.
 pub type VisitListener = Box<dyn Fn(&Visit, bool) + Send + Sync>;
 
 /// The traffic of one sandbox.
@@ -99,7 +100,7 @@ struct TrafficState {
     minute: i64,
     /// Visits in this minute.
     in_minute: u32,
-    /// Visits that were not logged since the last one that was.
+    /// How many visits were not logged since the last logged one.
     unlogged: u64,
 }
 
@@ -126,7 +127,7 @@ impl Traffic {
         lock(&self.state).recent.iter().rev().cloned().collect()
     }
 
-    /// Subtracts bytes from the allowance; false if it has fewer.
+    /// Subtracts bytes from the allowance; false if fewer are left.
     fn spend(&self, bytes: u64) -> bool {
         let spent = self
             .left
@@ -150,7 +151,8 @@ impl Traffic {
 }
 
 impl TrafficState {
-    /// Counts a visit and keeps it; returns whether to log it. Its reason then also says how many were not logged.
+    /// Counts a visit and keeps it. Returns whether to log it; if so, its reason also says how many visits were not
+    /// logged.
     fn add(&mut self, visit: &mut Visit) -> bool {
         match visit.outcome {
             Outcome::Reached => self.totals.reached += 1,
@@ -227,7 +229,7 @@ impl OpenVisit {
         self.visit.reason = Some(reason);
     }
 
-    /// Does not record it.
+    /// Drops the visit without recording it.
     pub(crate) fn discard(mut self) {
         self.discarded = true;
     }
@@ -257,8 +259,8 @@ impl Drop for OpenVisit {
     }
 }
 
-/// Counts the bytes of a connection, fails it when the sandbox has used up its allowance, and knows when it was
-/// last active.
+/// Counts the bytes of a connection, fails it when the sandbox has used up its allowance, and stores when it was last
+/// active.
 #[derive(Debug)]
 pub(crate) struct VisitMeter {
     traffic: Arc<Traffic>,

@@ -10,7 +10,7 @@ pub const DEFAULT_OUTPUT_LIMIT: u64 = 1024 * 1024;
 /// Files that code leaves below this directory are artifacts.
 pub const ARTIFACTS: &str = "/session/artifacts";
 
-/// The end of the reason of an execution some of whose processes were killed for memory.
+/// The last words of the reason, if processes of the execution were killed for memory.
 pub const KILLED_FOR_MEMORY: &str = "killed for memory";
 
 /// How long code may run, unless the caller asks otherwise.
@@ -24,8 +24,7 @@ pub const DEFAULT_GRACE_MS: u64 = 2_000;
 pub struct ExecSpec {
     pub exec_id: String,
     pub what: What,
-    /// Added to the environment for this execution: for good in a kernel, where later cells see
-    /// it too, and for the one process in a command.
+    /// Added to the environment: in a kernel for this and all later cells, in a command for its one process.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<(String, String)>,
     pub timeout_ms: u64,
@@ -39,8 +38,8 @@ pub struct ExecSpec {
     /// The cell is a whole program, not one of many cells of a session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub script: Option<Script>,
-    /// Of a cell in bash: stderr goes into the pipe of stdout, so that both keep the order in which
-    /// they were written.
+    /// Only for cells in bash: stderr goes into the pipe of stdout, so that both keep the order in which they
+    /// were written.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub merge_output: bool,
 }
@@ -160,7 +159,7 @@ pub struct MimeBundle {
     pub data: serde_json::Map<String, serde_json::Value>,
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     pub metadata: serde_json::Map<String, serde_json::Value>,
-    /// Which it was, in lists that have bundles of both kinds. Kernels do not set it.
+    /// Whether it was displayed or is a result, in lists that have both. Kernels do not set it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<BundleKind>,
 }

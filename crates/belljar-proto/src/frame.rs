@@ -83,8 +83,8 @@ pub struct Decoder {
 
 impl Decoder {
     pub fn push(&mut self, bytes: &[u8]) {
-        // Compact only when everything was taken or much is dead, so that a stream of small
-        // frames costs no copying.
+        // Compact only when everything was taken, or a large part of the buffer was, so that a stream of
+        // small frames costs no copying.
         if self.taken == self.buffer.len() {
             self.buffer.clear();
             self.taken = 0;
@@ -119,7 +119,7 @@ impl Decoder {
         let frame = Frame { head: head.to_vec(), body: rest[..body_len].to_vec() };
         self.taken += PREFIX + head_len + body_len;
         if self.buffer.capacity() > MAX_HEAD && self.taken == self.buffer.len() {
-            // One huge frame must not pin its memory for the rest of a connection's life.
+            // One huge frame must not keep its memory allocated until the connection ends.
             self.buffer = Vec::new();
             self.taken = 0;
         }

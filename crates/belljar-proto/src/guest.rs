@@ -1,4 +1,4 @@
-//! Between the host and the guest, PID 1 of a sandbox.
+//! Messages between the host and the guest, which is PID 1 of a sandbox.
 //!
 //! The host connects to a UNIX socket that it bound itself. It may connect several times, also after a
 //! crash. Every request has an id and gets exactly one reply with that id, except [`Call::Relayed`], which
@@ -530,7 +530,7 @@ pub struct Import {
     pub version: Option<String>,
 }
 
-/// From which sizes on values are moved to disk.
+/// The sizes from which on values are moved to disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpillAsk {
     /// Bytes of a table or a column, and of an array.
@@ -554,7 +554,7 @@ pub struct SpillReport {
     /// There was no room for some of it.
     #[serde(default)]
     pub full: bool,
-    /// Why nothing was moved, where that is not about single values.
+    /// Why nothing was moved, if the reason is not about single values.
     #[serde(default)]
     pub reason: String,
 }

@@ -22,7 +22,7 @@ static ALLOCATOR: Counting = Counting;
 /// doubles as it grows, and some messages are put together from such lists.
 const PER_BYTE_OF_JSON: usize = 96;
 
-/// One example of every message: what `surface.rs` promises.
+/// One example of every message, as in the snapshots of `surface.rs`.
 fn messages(text: &str) -> Vec<Vec<u8>> {
     let lines = text.lines().map(str::trim).filter(|line| line.starts_with(['{', '[']));
     lines.map(|line| line.as_bytes().to_vec()).collect()
@@ -42,7 +42,7 @@ const ZYGOTE: &str = r#"
 {"op":"error","error":"why"}
 "#;
 
-/// Cuts the input into pieces, whose size the first byte determines.
+/// Decodes the input in pieces, whose size the first byte determines.
 fn decoded(bytes: &[u8], mut see: impl FnMut(Frame)) {
     let (cut, bytes) = bytes.split_first().map_or((1, bytes), |(cut, rest)| (*cut, rest));
     let mut decoder = Decoder::default();

@@ -22,7 +22,7 @@ use belljar_proto::terminal::{
 use belljar_proto::zygote::Warm;
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Each as one line of JSON; all must survive the way back.
+/// Each message as one line of JSON, which must decode to the same message.
 fn lines<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(messages: &[T]) -> String {
     messages
         .iter()

@@ -15,7 +15,7 @@ use crate::RuntimeError;
 /// The rights to list a directory and to open its files.
 const READ_AND_ENTER: u32 = 0o5;
 
-/// A directory that others than its owner cannot read.
+/// A directory that only its owner can read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Closed {
     pub(crate) owner: (u32, u32),

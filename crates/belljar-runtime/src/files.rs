@@ -196,8 +196,8 @@ impl Sandbox {
 
     /// Begins a file below `root`, and makes its directories. It appears at `path` with [`Sandbox::commit_file`].
     ///
-    /// If the sandbox's files are in memory, Linux charges what is written to this process and not to the sandbox. The sandbox's
-    /// limit on files holds all the same.
+    /// If the sandbox's files are in memory, Linux charges what is written to this process and not to the sandbox. The
+    /// sandbox's limit on files still holds.
     pub async fn create_file(
         &self,
         root: &str,
@@ -229,8 +229,8 @@ impl Sandbox {
         Ok((file, Temporary { root, path, name, staged }))
     }
 
-    /// Renames the file to its final name, also over another one, and returns what is there as the guest sees it. If that is
-    /// refused, the temporary file still exists.
+    /// Renames the file to its final name, also over another one, and returns the resulting file as the guest sees it.
+    /// If the guest refuses, the temporary file still exists.
     pub async fn commit_file(&self, temporary: &Temporary) -> Result<TreeFile, RuntimeError> {
         let Temporary { root, path, name, .. } = temporary;
         temporary.send(self.link()).await?;

@@ -15,8 +15,8 @@ use crate::link::{Link, Reply};
 use crate::relay::RelayStream;
 use crate::stream_thread::{carry_socket, read_pipe, write_pipe};
 
-/// Reading one that is for writing only returns nothing until the other side ends. Dropping it ends it; what was
-/// written is still delivered.
+/// A read from a stream that is only for writing waits until the other side ends. Dropping the value ends the stream;
+/// what was written is still delivered.
 #[derive(Debug)]
 pub struct GuestPipe(RelayStream);
 

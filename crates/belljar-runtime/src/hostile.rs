@@ -29,7 +29,7 @@ use crate::{Fixed, FreezeRequest, Handle, RuntimeError, Sandbox, SandboxSpec};
 /// How long a descriptor takes to close.
 const LINGER: Duration = Duration::from_secs(30);
 
-/// What a busy machine may take. A thread that waits for a descriptor waits for [`LINGER`].
+/// How long an operation may take on a busy machine. A thread that waits for a descriptor waits for [`LINGER`].
 const HELD_UP: Duration = Duration::from_secs(10);
 
 /// How long to wait for something that never comes.
@@ -61,7 +61,7 @@ pub(crate) fn send(to: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) {
     assert!(sent.is_err() || sent.unwrap() == bytes.len());
 }
 
-/// Descriptors of a kind, made anew.
+/// A name, and a function that makes new descriptors of one kind.
 pub(crate) type HostileFds = (&'static str, fn() -> Vec<OwnedFd>);
 
 pub(crate) const KINDS: [HostileFds; 7] = [
@@ -108,7 +108,7 @@ impl Watchdog {
 
     /// Checks that the event loop was never blocked.
     pub(crate) async fn content(self, what: &str) {
-        // What was left to be done is done.
+        // Let pending work finish.
         sleep(Duration::from_millis(20)).await;
         self.task.abort();
         let longest = *self.longest.lock().unwrap();
@@ -207,7 +207,7 @@ async fn unexpected_descriptors() {
 async fn descriptors_that_are_something_else() {
     for (kind, make) in KINDS {
         let watchdog = Watchdog::start();
-        // A guest is not listened to any more after the first that is wrong: one for each.
+        // The host disconnects after the first wrong descriptor, so each call needs a new guest.
         let there = || {
             sandbox(move |host, request| {
                 let right = match request.call {
@@ -286,7 +286,7 @@ fn keep_blocking(fd: &OwnedFd) {
     thread::spawn(move || {
         let begun = Instant::now();
         while begun.elapsed() < LINGER {
-            // For pipes this is as good as for sockets.
+            // This call works for pipes too.
             fd.set_nonblocking(false).unwrap();
             thread::sleep(Duration::from_millis(1));
         }

@@ -50,7 +50,7 @@ pub fn materialize(state_dir: &Path, prepare: impl FnOnce(&Path)) -> io::Result<
     }
 }
 
-/// The program that a kernel begins as, beside the scripts.
+/// The name of the loader, the program that a kernel begins as. It is beside the scripts.
 const LOADER: &str = "belljar_loader";
 
 /// The loader's path inside a sandbox.
@@ -58,7 +58,7 @@ pub(crate) fn loader() -> String {
     format!("{}/python/{LOADER}", paths::KERNELS)
 }
 
-/// What a Python interpreter is started as.
+/// The role in which a Python interpreter is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     Kernel,

@@ -14,15 +14,15 @@ use crate::spec::paths;
 #[serde(deny_unknown_fields)]
 struct Manifest {
     kernel: String,
-    /// Its command line. It speaks frames over descriptor 3, unless it is a shell. `{kernels}` is the directory of all folders,
-    /// `{python}` the image's interpreter; a program without a slash is looked up on the `PATH`.
+    /// Its command line. It uses frames over descriptor 3, unless it is a shell. `{kernels}` is the directory of all
+    /// folders, `{python}` the image's interpreter; a program without a slash is looked up on the `PATH`.
     argv: Vec<String>,
     /// What to do if its program is missing.
     missing: String,
     /// Not a language for users: the server makes its cells, and it cannot be requested by name.
     #[serde(default)]
     service: bool,
-    /// Its languages. Cells in all but the first bear the name of their language.
+    /// Its languages. Cells in all but the first carry the name of their language.
     languages: Vec<Described>,
 }
 

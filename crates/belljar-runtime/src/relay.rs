@@ -87,7 +87,7 @@ pub(crate) struct Streams {
 
 #[derive(Debug, Default)]
 struct OpenStreams {
-    /// Where new connections go, once they are wanted.
+    /// Where new connections go, after `want` was called.
     wanted: Option<(mpsc::Sender<RelayStream>, mpsc::Sender<Vec<u8>>)>,
     by_id: HashMap<u64, Arc<Ends>>,
 }

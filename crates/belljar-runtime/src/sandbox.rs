@@ -20,10 +20,10 @@ use crate::link::{Following, Link};
 use crate::snapshot::Common;
 use crate::spec::SandboxSpec;
 
-/// Linux ends a killed sandbox at once; an overloaded machine gets this long.
+/// How long to wait for the end of a killed sandbox. Linux ends it at once, unless the machine is overloaded.
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// After this long without an end, the guest is asked to end too.
+/// If a killed sandbox has not ended after this time, its guest is asked to end too.
 const SOON: Duration = Duration::from_secs(2);
 
 /// How a kernel was started.
@@ -51,7 +51,8 @@ pub struct Handle {
     pub container: Option<String>,
 }
 
-/// The part of a sandbox that differs between backends. Dropping it kills the sandbox and removes everything of it.
+/// The part of a sandbox that differs between backends. Dropping it kills the sandbox and removes everything that
+/// belongs to it.
 #[async_trait]
 pub(crate) trait BackendHandle: fmt::Debug + Send + Sync {
     /// Starts a Python kernel from a warm zygote, and waits until it is ready; `None` without a warm zygote.
@@ -87,7 +88,7 @@ pub(crate) trait BackendHandle: fmt::Debug + Send + Sync {
     /// Kills it, without waiting for its end.
     fn kill(&self);
 
-    /// Removes what another program keeps of it, after its end.
+    /// Removes what another program, such as a container engine, keeps of it after its end.
     async fn remove(&self) {}
 }
 
@@ -350,7 +351,7 @@ impl Sandbox {
         std::mem::forget(self);
     }
 
-    /// Ends the sandbox and removes everything of it.
+    /// Ends the sandbox and removes everything that belongs to it.
     pub async fn destroy(self) {
         self.backend.kill();
         if tokio::time::timeout(SOON, self.backend.ended()).await.is_err() {

@@ -4,9 +4,9 @@
 //! new index still refers to. So a second snapshot of the same kernel is small, and any number of kernels can be restored
 //! from one. Kernels that began with the same zygote share a common layer.
 //!
-//! The kernel saves itself, inside its sandbox (`crates/belljar-snapshot`): it writes into a pipe, and the host writes what
-//! comes to files ([`stream`]). The kernel gets files for reading only. Where it could reopen them for writing
-//! ([`crate::sandbox::BackendHandle::may_reopen`]), it gets sealed copies in memory.
+//! The kernel saves itself, inside its sandbox (`crates/belljar-snapshot`): it writes into a pipe, and the host writes
+//! the data from the pipe to files ([`stream`]). The kernel gets files for reading only. Where it could reopen them for
+//! writing ([`crate::sandbox::BackendHandle::may_reopen`]), it gets sealed copies in memory.
 
 mod stream;
 
@@ -391,8 +391,9 @@ async fn within<T>(
     tokio::time::timeout(limit, work).await.unwrap_or_else(timed_out)
 }
 
-/// Receives the snapshot until all of it is in the files, and returns the kernel's answer and the bytes of pages. If the
-/// kernel refuses, the files may have any part. Sets `confirmed` when it tells the kernel that the files are complete.
+/// Receives the snapshot until all of it is in the files, and returns the kernel's answer and the bytes of pages. If
+/// the kernel refuses, the files may be incomplete. Sets `confirmed` when it confirms to the kernel that the files are
+/// complete.
 async fn written(
     socket: &SnapshotSocket,
     mut pump: Pump,
@@ -425,7 +426,7 @@ async fn written(
     Ok((report, pump.written()))
 }
 
-/// The layers that a kernel refers to: each once, and only those it was given.
+/// Checks the layers that a kernel refers to: each once, and only those it was given.
 fn among(used: Vec<u64>, given: &[u64]) -> Result<Vec<u64>, RuntimeError> {
     let mut layers = Vec::new();
     for id in used {

@@ -17,7 +17,7 @@ pub mod paths {
     pub const SESSION_DATA: &str = "/session/data";
     /// Datasets of the host, read-only.
     pub const DATA: &str = "/data";
-    /// A directory of the host that code may change, where there is one; else another name of `/session`.
+    /// A directory of the host that code may change, if the sandbox has one; otherwise another name of `/session`.
     pub const WORKSPACE: &str = "/workspace";
     /// Where it is mounted: `/workspace` is a link to this path, because a link cannot be a mount point.
     pub const WORKSPACE_MOUNT: &str = "/run/workspace";

@@ -27,7 +27,7 @@ const SOCKET_PIECE: usize = 16 * 1024;
 /// How long a sandbox may take to read the last bytes after the writer was dropped.
 const LAST_BYTES: Duration = Duration::from_secs(60);
 
-/// The loops below are shallow.
+/// The loops below need little stack.
 const STACK: usize = 256 * 1024;
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;

@@ -504,7 +504,7 @@ mod tests {
         assert_eq!(full.map(|error| error.kind()), Some(io::ErrorKind::StorageFull));
         assert!(other.files.join("large").exists());
         assert!(place.usage().unwrap().bytes >= MIN_SIZE);
-        // An earlier server that ended at the wrong moment.
+        // As if a server had ended while the image was mounted.
         std::mem::forget(one);
         drop((large, other));
         place.tidy();

@@ -72,14 +72,14 @@ impl Block {
         let flags = raw::MAP_PRIVATE | raw::MAP_FIXED;
         // SAFETY: the range is part of the block, and not used otherwise.
         unsafe { raw::mmap(at, len, raw::PROT_READ, flags, fd, 0) }?;
-        // SAFETY: as long as the file is; our host writes layers once, and never shortens them.
+        // SAFETY: valid as long as the file has this length; our host writes layers once, and never shortens them.
         Ok(unsafe { slice::from_raw_parts(at as *const u8, len as usize) })
     }
 
     /// # Safety
-    /// Nothing of it may be in use.
+    /// No part of the block may be in use.
     pub(crate) unsafe fn give_back(self) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { raw::munmap(self.start, self.len) };
     }
 }
@@ -90,9 +90,9 @@ impl Block {
 /// Any bytes, also zeroes, must be a valid value of the type.
 pub(crate) unsafe trait Plain: Copy + 'static {}
 
-// SAFETY: bytes and words are.
+// SAFETY: any bytes are a valid byte.
 unsafe impl Plain for u8 {}
-// SAFETY: bytes and words are.
+// SAFETY: any bytes are a valid word.
 unsafe impl Plain for u64 {}
 // SAFETY: two words.
 unsafe impl Plain for raw::Range {}

@@ -176,7 +176,7 @@ pub(crate) fn bytes_of<T: Plain>(items: &[T]) -> &[u8] {
     unsafe { core::slice::from_raw_parts(items.as_ptr().cast(), size_of_val(items)) }
 }
 
-/// A checksum, not secure against intent.
+/// A checksum; it does not protect against deliberate changes.
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| {
         (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -216,7 +216,7 @@ pub(crate) mod tests {
         words.iter().map(|word| u64::from_ne_bytes(*word)).collect()
     }
 
-    /// A header of ours, with nothing in it.
+    /// A valid header of an index without content.
     pub(crate) fn header() -> Header {
         Header {
             magic: MAGIC,
@@ -300,7 +300,7 @@ pub(crate) mod tests {
             small in prop::collection::vec(0..4u64, 5),
             ours in any::<bool>(),
         ) {
-            // Otherwise nothing gets beyond the first word.
+            // Otherwise parsing would always stop at the first word.
             if ours && words.len() > 7 {
                 (words[0], words[1]) = (MAGIC, VERSION);
                 words[3..7].copy_from_slice(&small[..4]);

@@ -39,7 +39,7 @@ pub struct Freeze {
     /// The registration for restartable sequences: offset from the thread pointer, and length.
     rseq_offset: i64,
     rseq_len: u64,
-    /// The content of files below this path is saved: another version of Belljar may have others.
+    /// The content of files below this path is saved: another version of Belljar may have different files there.
     own: *const u8,
     own_len: u64,
     /// How many bytes of pages were written.
@@ -222,7 +222,7 @@ enum Nature {
     File,
     /// A layer, from this offset on.
     Layer(Layer, u64),
-    /// Something that will not exist again: all pages are saved.
+    /// Content that will not exist any more when the snapshot is restored: all pages are saved.
     Passing,
 }
 
@@ -304,7 +304,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Waits until the other end of the stream has put everything into its file.
+    /// Waits until the host has put everything from the stream into its files.
     fn await_reader(&self) -> Result<()> {
         let mut word = [0; 8];
         match raw::read(self.socket, &mut word)? {
@@ -316,7 +316,7 @@ impl Writer {
     fn write_mappings(&mut self, own: &[u8], problem: &mut [u8; 256]) -> Result<()> {
         let table = self.table;
         for mapping in maps::mappings(table).filter(|mapping| !mapping.is_fixed()) {
-            // Ours may have been joined with a neighbour.
+            // Our block may have been joined with a neighbour.
             let (start, end) = (self.block.start, self.block.start + self.block.len);
             let below = Mapping { end: mapping.end.min(start), ..mapping };
             let ahead = mapping.start.max(end) - mapping.start;
@@ -701,7 +701,7 @@ fn is_zero(bytes: &[u8]) -> bool {
 
 fn protect(mapping: &Mapping<'_>, prot: u64) -> Result<()> {
     let call = [mapping.start, mapping.end - mapping.start, prot, 0, 0, 0];
-    // SAFETY: only rights are given, and taken away again.
+    // SAFETY: only access rights are changed, and changed back later.
     unsafe { raw::syscall(raw::MPROTECT, call) }.map(|_| ())
 }
 

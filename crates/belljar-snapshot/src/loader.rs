@@ -141,10 +141,10 @@ pub unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, len: usize) -> *mu
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, len: usize) -> *mut u8 {
     if (to as usize).wrapping_sub(from as usize) >= len {
-        // SAFETY: the caller's promise; what is read was not written before.
+        // SAFETY: the caller's promise; a forward copy overwrites no byte before it is read.
         return unsafe { memcpy(to, from, len) };
     }
-    // SAFETY: the caller's promise; from the end on, for the same reason. The flag is put back.
+    // SAFETY: the caller's promise; copies backwards, for the same reason. The direction flag is restored.
     unsafe {
         asm!(
             "std", "rep movsb", "cld",

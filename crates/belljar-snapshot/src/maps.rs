@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     prop_compose! {
-        /// A line as the system writes it, and what it means.
+        /// A line as Linux writes it, and its parsed form.
         fn line()(
             start in 0..u64::MAX, len in 1..u64::MAX, rights in 0..16u64, offset in any::<u64>(),
             major in 0..0x1000u64, minor in 0..0x10_0000u64, inode in any::<u64>(),

@@ -160,7 +160,7 @@ pub(crate) fn writev_all(fd: u64, mut ranges: &mut [Range]) -> Result<()> {
             return Ok(());
         }
         let call = [fd, ranges.as_ptr() as u64, ranges.len() as u64, 0, 0, 0];
-        // SAFETY: the system reads what is mapped, and answers with an error where nothing is.
+        // SAFETY: Linux reads what is mapped, and returns an error where nothing is.
         let mut written = again(|| unsafe { syscall(WRITEV, call) })?;
         if written == 0 {
             return Err(ENOSPC);
@@ -175,7 +175,7 @@ pub(crate) fn writev_all(fd: u64, mut ranges: &mut [Range]) -> Result<()> {
 }
 
 /// # Safety
-/// With `MAP_FIXED`, what is mapped there goes away.
+/// With `MAP_FIXED`, what was mapped there is unmapped.
 pub(crate) unsafe fn mmap(
     at: u64,
     len: u64,
@@ -184,24 +184,24 @@ pub(crate) unsafe fn mmap(
     fd: u64,
     offset: u64,
 ) -> Result<u64> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { syscall(MMAP, [at, len, prot, flags, fd, offset]) }
 }
 
 /// # Safety
 /// The range must not be used any more.
 pub(crate) unsafe fn munmap(start: u64, len: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     let _ = unsafe { syscall(MUNMAP, [start, len, 0, 0, 0, 0]) };
 }
 
 pub(crate) fn brk() -> u64 {
-    // SAFETY: asking for nothing changes nothing.
+    // SAFETY: an argument of 0 changes nothing.
     unsafe { syscall(BRK, [0; 6]) }.unwrap_or(0)
 }
 
 pub(crate) fn thread_id() -> u32 {
-    // SAFETY: it only answers. Numbers of threads have 22 bits.
+    // SAFETY: it only returns a number. Thread ids have 22 bits.
     unsafe { syscall(GETTID, [0; 6]) }.map_or(0, |id| id as u32)
 }
 

@@ -318,7 +318,7 @@ fn fill(
     let first = index.runs.partition_point(|run| run.start < area.start);
     let last = index.runs.partition_point(|run| run.start < area.end);
     let runs = &index.runs[first..last];
-    // Runs that were joined across two areas would be cut here; they are not joined then.
+    // A run must not span two areas: freezing never joins runs across areas.
     if runs.last().is_some_and(|run| run.end() > area.end) {
         return Err(EINVAL);
     }
@@ -482,7 +482,7 @@ fn forget_rseq(request: &Thaw) -> Result<()> {
     }
     let place = raw::thread_pointer()?.wrapping_add_signed(request.rseq_offset);
     let call = [place, request.rseq_len, UNREGISTER, RSEQ_SIGNATURE, 0, 0];
-    // SAFETY: libraries cope without it: they ask each time.
+    // SAFETY: libraries work without the registration: they check for it each time.
     unsafe { raw::syscall(raw::RSEQ, call) }.map(|_| ())
 }
 
@@ -494,7 +494,7 @@ mod tests {
     use crate::format::bytes_of;
     use crate::format::tests::{header, written};
 
-    /// Where a process is that is about to be replaced.
+    /// The mappings of a process that is about to be replaced.
     const TABLE: &[u8] = b"10000-12000 r-xp 00000000 08:01 11 /bin/old\n\
         50000-58000 rw-p 00000000 00:00 0 [heap]\n\
         7f0000000000-7f0000002000 r--p 00000000 00:00 0 [vvar]\n\
@@ -548,7 +548,7 @@ mod tests {
         Ok(lines)
     }
 
-    /// Addresses and descriptors that are others each time have names.
+    /// Names for addresses and descriptors, which differ each time.
     struct Names<'a> {
         opened: &'a [u64],
         aside: u64,

@@ -1,4 +1,4 @@
-//! Artifacts: which files were taken from sandboxes, and the totals that quotas compare with.
+//! Artifacts: which files were taken from sandboxes, and the totals for quotas.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -12,7 +12,7 @@ use crate::{Digest, Page, StoreError};
 pub struct ArtifactRow {
     pub id: String,
     pub tenant: String,
-    /// Of a run, the run's id.
+    /// The id of the session, or of the run.
     pub session: String,
     pub exec: String,
     pub name: String,
@@ -35,7 +35,7 @@ pub struct ArtifactFilter {
     pub limit: u32,
 }
 
-/// How many artifacts there are, and their size together.
+/// The number of artifacts, and their total size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ArtifactTotal {
     pub count: u64,
@@ -55,7 +55,7 @@ impl Add for ArtifactTotal {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArtifactQuotas {
-    /// Of one artifact.
+    /// The most bytes of one artifact.
     pub file_bytes: u64,
     pub session: ArtifactQuota,
     pub tenant: ArtifactQuota,
@@ -68,7 +68,7 @@ pub struct ArtifactQuota {
 }
 
 impl ArtifactQuota {
-    /// Why an artifact of this size may not be added to `there`, if so.
+    /// The reason if an artifact of this size may not be added to `there`; otherwise `None`.
     #[must_use]
     pub fn refuses(self, whose: &str, there: ArtifactTotal, size: u64) -> Option<String> {
         if there.count >= self.count {
@@ -82,10 +82,10 @@ impl ArtifactQuota {
 /// The list of all artifacts. Their content is stored elsewhere, before they are added here.
 #[async_trait]
 pub trait ArtifactCatalog: Debug + Send + Sync {
-    /// Adds artifacts as far as the quotas allow, and returns for each why it was not added. One
-    /// that is there already stays. Survives a power cut.
+    /// Adds artifacts as far as the quotas allow, and returns for each one the reason if it was not
+    /// added. An artifact that exists already is not changed. Survives a power cut.
     ///
-    /// This is the one place where quotas are exact: several sessions of a tenant may add at once.
+    /// Quotas are exact only here, because several sessions of a tenant may add artifacts at once.
     async fn add(
         &self,
         rows: Vec<ArtifactRow>,

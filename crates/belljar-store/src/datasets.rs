@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::{Digest, StoreError};
 
-/// How far a dataset has come.
+/// The status of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum DatasetStatus {
@@ -41,7 +41,7 @@ pub struct DatasetRow {
     pub source: Option<String>,
     pub sha256: Option<Digest>,
     pub size: Option<u64>,
-    /// When its status changed. For a loaded one this is the time of modification of its file, by
+    /// When its status changed. For a loaded dataset, it is the modification time of its file, by
     /// which the file is recognised.
     pub updated_ms: i64,
 }

@@ -1,4 +1,4 @@
-//! Why the store could not do what it was asked to.
+//! Errors of the store.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ impl StoreError {
     }
 }
 
-/// An error of the database itself, with what callers need to know about its kind.
+/// An error of the database itself, with its kind as far as callers need it.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{error}")]
 pub struct BackendError {

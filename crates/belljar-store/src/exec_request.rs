@@ -23,7 +23,7 @@ pub struct ExecRequest {
     /// Takes input while it runs.
     #[serde(default)]
     pub stdin: bool,
-    /// Of a cell in bash: stderr is part of stdout, in the order in which both were written.
+    /// For a cell in bash: stderr is part of stdout, in the order in which both were written.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub merge_output: bool,
 }
@@ -48,7 +48,8 @@ impl ExecRequest {
         ExecRequest::new(What::Cell { language, echo: true })
     }
 
-    /// Cells share a kernel and wait for each other; commands have a process of their own.
+    /// The kernel whose queue the execution waits in. Cells share a kernel and wait for each other;
+    /// commands have their own process.
     #[must_use]
     pub fn lane(&self) -> Option<Language> {
         match self.what {

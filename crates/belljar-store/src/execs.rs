@@ -1,4 +1,4 @@
-//! Executions: what was requested, and the transcript of what happened.
+//! Executions: their requests, and the transcripts of their events.
 
 use async_trait::async_trait;
 use belljar_proto::exec::Status;
@@ -20,7 +20,7 @@ pub struct ExecRow {
     pub transcript: Option<Vec<u8>>,
 }
 
-/// An execution that has ended, and what changes in its session with that.
+/// An execution that has ended, and the changes of its session.
 #[derive(Debug)]
 pub struct FinishedExec {
     pub session: String,
@@ -29,7 +29,7 @@ pub struct FinishedExec {
     pub ended_ms: i64,
     pub status: Status,
     pub transcript: Vec<u8>,
-    /// When the session expires now. The engine need not set it with every execution.
+    /// When the session expires now. The engine does not set it with every execution.
     pub expires_ms: Option<i64>,
 }
 
@@ -44,7 +44,7 @@ pub struct ExecFilter {
     pub limit: u32,
 }
 
-/// Called with a row on a thread that may be busy for a while, such as one that decodes a large
+/// Called with a row on a thread that may block for a while, for example to decode a large
 /// transcript.
 pub type ExecVisitor = Box<dyn FnMut(ExecRow) + Send>;
 
@@ -53,8 +53,8 @@ pub trait ExecRecords {
     /// Adds an execution before it begins. Returns false if the session had one with this id.
     async fn accept_exec(&self, row: ExecRow) -> Result<bool, StoreError>;
 
-    /// Stores the end of an execution; now and then also deletes the oldest of its session. Done
-    /// with [`Durability::Soon`](crate::Durability::Soon).
+    /// Stores the end of an execution. Sometimes also deletes the oldest executions of its session.
+    /// Uses [`Durability::Soon`](crate::Durability::Soon).
     async fn finish_exec(&self, finished: FinishedExec) -> Result<(), StoreError>;
 
     /// Calls `visit` with the execution, if there is one.
@@ -65,7 +65,7 @@ pub trait ExecRecords {
         visit: ExecVisitor,
     ) -> Result<(), StoreError>;
 
-    /// Calls `visit` with each execution of a page. Returns whether the list goes on.
+    /// Calls `visit` with each execution of a page. Returns whether there are more.
     async fn visit_execs(
         &self,
         session: &str,
@@ -73,10 +73,10 @@ pub trait ExecRecords {
         visit: ExecVisitor,
     ) -> Result<bool, StoreError>;
 
-    /// How many bytes the code and transcript of an execution have; 0 if there is none.
+    /// The bytes of code and transcript of an execution; 0 if it does not exist.
     async fn exec_bytes(&self, session: &str, id: &str) -> Result<u64, StoreError>;
 
-    /// How many bytes the code and transcripts of a page of executions have.
+    /// The bytes of code and transcripts of a page of executions.
     async fn execs_bytes(&self, session: &str, filter: ExecFilter) -> Result<u64, StoreError>;
 
     /// Executions of a session that have not ended, in their order.
@@ -99,7 +99,7 @@ impl dyn Store + '_ {
             }
         });
         self.visit_exec(session, id, visit).await?;
-        // The visitor is gone by now; if it was not called, so is the sender.
+        // The visitor is dropped by now. If it was not called, its sender is dropped too.
         Ok(receiver.await.ok())
     }
 

@@ -1,4 +1,4 @@
-//! API keys, of which only hashes are stored.
+//! API keys. Only their hashes are stored.
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ pub struct KeyRow {
     pub revoked_ms: Option<i64>,
 }
 
-/// What the holder of a key may do and use; `None`: the key sets no limit.
+/// The rights and limits of a key; `None` means that the key sets no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KeyLimits {
@@ -24,7 +24,7 @@ pub struct KeyLimits {
     pub requests_per_minute: Option<u32>,
     /// Sessions of the key's tenant at the same time.
     pub sessions: Option<u64>,
-    /// Sleeping sessions of the tenant; `None`: as many as `sessions`.
+    /// Hibernated sessions of the tenant; `None` means as many as `sessions`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sleeping: Option<u64>,
     pub memory: Option<u64>,
@@ -42,8 +42,8 @@ pub trait KeyRecords {
     /// Returns whether there was such a key that was not revoked yet.
     async fn revoke_key(&self, id: &str, now_ms: i64) -> Result<bool, StoreError>;
 
-    /// Deletes all keys, if every one is revoked, and returns how many. A server without keys
-    /// needs none.
+    /// Deletes all keys if every key is revoked, and returns how many. A server without keys
+    /// accepts requests without a key.
     async fn forget_revoked_keys(&self) -> Result<usize, StoreError>;
 
     /// All keys, the oldest first.

@@ -52,7 +52,7 @@ pub use volumes::{
     VolumeRow, VolumeUser, VolumesLeft,
 };
 
-/// How safe a write must be before its caller gets the result, and how soon it is done.
+/// How durable a write must be before its caller gets the result, and how soon it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
     /// Survives the end of this process. It waits a few milliseconds for other writes, to share a
@@ -68,7 +68,7 @@ pub enum Durability {
 #[derive(Debug)]
 pub struct Page<T> {
     pub items: Vec<T>,
-    /// Whether the list goes on after the last item.
+    /// Whether there are more items after the last one.
     pub more: bool,
 }
 
@@ -88,7 +88,7 @@ pub trait Store:
     + Send
     + Sync
 {
-    /// The name under which the sandboxes of this server are known across restarts.
+    /// The name that identifies the sandboxes of this server across restarts.
     fn owner(&self) -> &str;
 
     /// Fails if nothing can be written at present.

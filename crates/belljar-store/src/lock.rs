@@ -1,4 +1,4 @@
-//! One server per state directory.
+//! A lock that allows one server per state directory.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -8,14 +8,14 @@ use belljar_sys::file_lock::FileLock;
 
 use crate::StoreError;
 
-/// Held while the server runs; the kernel releases it when the process ends, for whatever reason.
+/// Held while the server runs; the kernel releases it when the process ends for any reason.
 #[derive(Debug)]
 pub struct StateLock {
     _lock: FileLock,
 }
 
 impl StateLock {
-    /// Takes the lock in a directory, which is made if it is missing.
+    /// Takes the lock in a directory, which is created if it is missing.
     pub fn take(directory: &Path) -> Result<StateLock, StoreError> {
         let failed = |cause| StoreError::StateDir { path: directory.into(), cause };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
@@ -27,12 +27,12 @@ impl StateLock {
             };
             return Err(StoreError::Locked { path: directory.into(), holder });
         };
+        // The error of a second server contains this process id.
         lock.write(format!("{}\n", std::process::id()).as_bytes()).map_err(failed)?;
         Ok(StateLock { _lock: lock })
     }
 }
 
-/// Writes our process id into the file, for the error of a second server.
 #[cfg(test)]
 mod tests {
     use super::*;

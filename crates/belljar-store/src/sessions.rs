@@ -1,4 +1,4 @@
-//! Sessions: one row each, from creation until it is forgotten.
+//! Sessions: one row each, from creation until the row is deleted.
 
 use async_trait::async_trait;
 use belljar_runtime::Handle;
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Durability, SessionSpec, StoreError};
 
-/// Where a session is in its life.
+/// The phase of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Its sandbox is being made, or looked for after the server was started again.
+    /// Its sandbox is being created, or looked for after a restart of the server.
     Creating,
     Ready,
     /// Something is being executed.
@@ -21,9 +21,9 @@ pub enum Phase {
     Hibernated,
     Waking,
     Stopping,
-    /// Ended on purpose. One whose files are on disk can be started again.
+    /// Ended on purpose. A session whose files are on disk can be started again.
     Stopped,
-    /// Its sandbox could not be made, or was lost.
+    /// Its sandbox could not be created, or was lost.
     Failed,
 }
 
@@ -87,7 +87,7 @@ pub struct SessionRow {
     pub key: Option<String>,
     pub phase: Phase,
     pub spec: SessionSpec,
-    /// How the runtime finds the sandbox again.
+    /// With this, the runtime finds the sandbox again.
     pub handle: Option<Handle>,
     pub created_ms: i64,
     pub used_ms: i64,
@@ -101,7 +101,7 @@ pub struct SessionRow {
 /// Which sessions to list, the newest first.
 #[derive(Debug, Clone, Default)]
 pub struct SessionFilter {
-    /// `None`: of all tenants.
+    /// `None` means all tenants.
     pub tenant: Option<String>,
     pub phase: Option<Phase>,
     pub key: Option<String>,
@@ -154,8 +154,8 @@ pub trait SessionRecords {
     async fn sessions_to_remove(&self, ended_before_ms: i64)
     -> Result<Vec<SessionRow>, StoreError>;
 
-    /// Deletes a session that has ended, its executions and datasets. Returns whether it was there.
-    /// Survives a power cut, because the caller removes the session's files next.
+    /// Deletes a session that has ended, with its executions and datasets. Returns whether it existed. Survives a power
+    /// cut, because the caller removes the session's files next.
     async fn forget_session(&self, id: &str) -> Result<bool, StoreError>;
 
     /// Deletes sessions without files on disk that ended before this time, with their executions

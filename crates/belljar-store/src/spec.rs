@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::AskedVolumes;
 
-/// Where `/session` lives.
+/// Where the files of `/session` are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Storage {
     /// In memory, until the session ends.
@@ -33,7 +33,7 @@ pub enum Datasets {
     Api,
 }
 
-/// What a session was created with, including all defaults.
+/// The settings of a session, including all defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionSpec {
     pub image: String,
@@ -56,10 +56,11 @@ pub struct SessionSpec {
     /// Seconds without use after which it ends or hibernates, if that is earlier.
     #[serde(default)]
     pub idle_s: Option<u64>,
-    /// Seconds without use after which large values go to disk; 0: never; `None`: the server's setting.
+    /// Seconds without use after which large values are moved to disk; 0 means never; `None` means the server's
+    /// setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spill_s: Option<u64>,
-    /// Bounds of the checkpoints that are taken after each execution; `None`: none are taken.
+    /// Bounds of the checkpoints that are taken after each execution; `None` means no checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoints: Option<Checkpoints>,
     /// Set by the caller and not interpreted.

@@ -1,4 +1,4 @@
-//! What each tenant has used, per day.
+//! The usage of each tenant, per day.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::StoreError;
 use crate::execs::STATUSES;
 
-/// One tenant's day.
+/// The usage of one tenant on one day.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct UsageRow {
     pub tenant: String,
@@ -17,16 +17,16 @@ pub struct UsageRow {
     pub day: String,
     pub sessions: u64,
     pub runs: u64,
-    /// Executions by how they ended.
+    /// Executions by status.
     pub execs: BTreeMap<&'static str, u64>,
     pub cpu_seconds: f64,
-    /// Memory in use, integrated over time: one GiB for an hour is 3600 of these.
+    /// Memory in use, integrated over time: one GiB for an hour is 3600.
     pub memory_gib_seconds: f64,
     pub bytes_in: u64,
     pub bytes_out: u64,
 }
 
-/// What to add to a tenant's day.
+/// An addition to the usage of a tenant on a day.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UsageDelta {
     pub sessions: u64,
@@ -56,7 +56,7 @@ pub trait UsageRecords {
         deltas: Vec<(String, UsageDelta)>,
     ) -> Result<(), StoreError>;
 
-    /// Days from `since` on, of one tenant or of all.
+    /// Days from `since` on, of one tenant or of all tenants.
     async fn usage(
         &self,
         tenant: Option<String>,

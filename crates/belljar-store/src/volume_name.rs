@@ -19,7 +19,7 @@ pub struct VolumeName(String);
 )]
 pub struct BadVolumeName(String);
 
-/// Cut to the length of a valid name.
+/// The text, cut to the length of a valid name.
 fn shown(text: &str) -> String {
     text.chars().take(MAX_BYTES).collect::<String>().escape_debug().to_string()
 }

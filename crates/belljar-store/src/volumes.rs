@@ -12,7 +12,7 @@ use crate::{StoreError, VolumeName};
 /// The volumes that a session or run asks for.
 pub type AskedVolumes = BTreeMap<VolumeName, VolumeMode>;
 
-/// What a session may do with a volume.
+/// The access of a session to a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeMode {
@@ -20,7 +20,7 @@ pub enum VolumeMode {
     Ro,
 }
 
-/// What all volumes of a tenant together may have.
+/// The limits of all volumes of a tenant together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeQuota {
     pub count: u64,
@@ -29,7 +29,7 @@ pub struct VolumeQuota {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeRow {
-    /// The name of its directory.
+    /// Also the name of its directory.
     pub id: String,
     pub tenant: String,
     pub name: VolumeName,
@@ -40,7 +40,7 @@ pub struct VolumeRow {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeUser {
-    /// Of the session, or of the run.
+    /// The id of the session, or of the run.
     pub id: String,
     pub mode: VolumeMode,
 }
@@ -50,7 +50,7 @@ pub struct VolumeUser {
 pub enum VolumeAdded {
     Yes,
     Exists,
-    /// The tenant has this many volumes, of this many bytes, already.
+    /// The quota is reached: the tenant has this many volumes, with this many bytes.
     NoRoom {
         count: u64,
         bytes: u64,
@@ -69,7 +69,7 @@ pub enum VolumeRetired {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct VolumesLeft {
     pub ready: Vec<VolumeRow>,
-    /// Those that an earlier server was making or removing.
+    /// Volumes that an earlier server was creating or removing.
     pub unfinished: Vec<VolumeRow>,
 }
 
@@ -100,10 +100,11 @@ impl fmt::Debug for VolumeHold {
 
 /// A volume is in use by the sessions that have not ended and whose spec names it, and by the runs
 /// that hold it. A volume is retired in the transaction that finds no user, and a session is stored
-/// before its volumes are looked up: so of the two, one sees the other.
+/// before its volumes are looked up. So if both happen at the same time, at least one of them sees
+/// the other.
 #[async_trait]
 pub trait VolumeRecords {
-    /// Adds a volume that is about to be made, if the tenant's quota allows it. Only
+    /// Adds a volume that is about to be created, if the tenant's quota allows it. Only
     /// [`volumes_left`](VolumeRecords::volumes_left) lists it until it is ready.
     async fn add_volume(
         &self,
@@ -111,10 +112,10 @@ pub trait VolumeRecords {
         quota: VolumeQuota,
     ) -> Result<VolumeAdded, StoreError>;
 
-    /// The volume was made.
+    /// Marks a volume as created.
     async fn volume_ready(&self, id: &str) -> Result<(), StoreError>;
 
-    /// Makes a volume unavailable, before it is removed, if it is not in use.
+    /// Makes a volume that is not in use unavailable, before it is removed.
     async fn retire_volume(
         &self,
         tenant: &str,
@@ -135,8 +136,8 @@ pub trait VolumeRecords {
 
     async fn volumes_left(&self) -> Result<VolumesLeft, StoreError>;
 
-    /// The volumes that a session asks for, in the order of their names; or the name of the first
-    /// that does not exist.
+    /// The volumes that a session requests, in the order of their names; or the name of the first
+    /// one that does not exist.
     async fn volumes_asked(
         &self,
         tenant: &str,

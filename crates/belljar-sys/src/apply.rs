@@ -38,7 +38,8 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         Step::SetHostname { name } => Ok(rustix::system::sethostname(name.as_bytes())?),
         Step::LoopbackUp => loopback_up(),
         Step::PrivateMounts => {
-            // First a slave, since a namespace of another owner may not be cut off in one go.
+            // First a slave: mounts from a namespace of another owner cannot be made private in one
+            // step.
             for change in [MountPropagationFlags::DOWNSTREAM, MountPropagationFlags::PRIVATE] {
                 rustix::mount::mount_change("/", change | MountPropagationFlags::REC)?;
             }

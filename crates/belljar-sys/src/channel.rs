@@ -18,18 +18,17 @@ use tokio::io::unix::AsyncFd;
 
 use crate::untrusted::{Closer, Untrusted, UntrustedFd};
 
-/// The largest packet: a plan with its generated files. The kernel's default send buffer takes
-/// more than this.
+/// The largest packet: a plan with its generated files. The default send buffer of Linux is larger.
 pub const MAX_PACKET: usize = 128 * 1024;
 
-/// Descriptors beside one message: a sandbox needs a listener, cgroups and a few mounts.
+/// The most descriptors beside one message: a sandbox needs a listener, cgroups and a few mounts.
 pub const MAX_FDS: usize = 64;
 
 /// The most that Linux allows in one message (`SCM_MAX_FD`). There is always room for all of them: Linux would close those
 /// without room in the thread that receives.
 pub const MAX_RECEIVED: usize = 253;
 
-/// Two connected ends that keep packets apart.
+/// Two connected sockets that keep the boundaries of packets.
 pub fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     Ok(rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None)?)

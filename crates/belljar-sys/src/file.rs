@@ -7,9 +7,9 @@ use std::path::Path;
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 
-/// Asks the kernel to start writing `length` bytes from `offset` to the disk (all that follow, if
-/// `length` is 0) and does not wait. Only a hint: nothing is durable until the file is synced, and
-/// that is also what reports a failure to write.
+/// Asks Linux to start writing `length` bytes from `offset` to the disk (all that follow, if `length` is 0) and
+/// does not wait. Only a hint: nothing is durable until the file is synced, and only the sync reports a failed
+/// write.
 pub fn begin_writeback(file: impl AsFd, offset: u64, length: u64) -> io::Result<()> {
     let (Ok(offset), Ok(length)) = (offset.try_into(), length.try_into()) else {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
@@ -22,19 +22,19 @@ pub fn begin_writeback(file: impl AsFd, offset: u64, length: u64) -> io::Result<
     }
 }
 
-/// Waits until everything that was written to the file system of `file` is on the disk. Reports a
-/// write that failed since `file` was opened, once for each opening.
+/// Waits until everything that was written to the file system of `file` is on the disk. Reports a write that
+/// failed since `file` was opened, once per opened file.
 pub fn sync_file_system(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::fs::syncfs(file)?)
 }
 
-/// Makes a file this long and takes its blocks from the file system now, so that none can be
-/// missing later.
+/// Makes a file this long and allocates its blocks now, so that later writes cannot fail for lack of space.
 pub fn set_aside(file: impl AsFd, length: u64) -> io::Result<()> {
     Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, length)?)
 }
 
-/// Gives two files or directories of one file system each other's name: in one step, where the file system can.
+/// Exchanges the names of two files or directories of one file system, in one step if the file system supports
+/// that.
 pub fn exchange(one: &Path, other: &Path) -> io::Result<()> {
     match rustix::fs::renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE) {
         Err(Errno::INVAL | Errno::NOSYS) => exchange_by_steps(one, other),

@@ -1,4 +1,4 @@
-//! Locks on files (`flock`). The kernel releases a lock when its file is closed, however the process ends.
+//! Locks on files (`flock`). Linux releases a lock when its file is closed, no matter how the process ends.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Seek, Write};
@@ -12,12 +12,13 @@ use std::path::Path;
 pub struct FileLock(File);
 
 impl FileLock {
-    /// Locks the file at `path`, which is created if need be, for the owner only. `None` if another holder has it.
+    /// Locks the file at `path`, which is created, for its owner only, if it does not exist. `None` if another
+    /// holder has the lock.
     pub fn try_open(path: &Path) -> io::Result<Option<FileLock>> {
         FileLock::try_exclusive(open(path)?)
     }
 
-    /// The same, but waits for another holder; `on_wait` is called before that.
+    /// Like [`FileLock::try_open`], but waits for another holder; `on_wait` is called before that.
     pub fn open(path: &Path, on_wait: impl FnOnce()) -> io::Result<FileLock> {
         let file = open(path)?;
         match file.try_lock() {
@@ -31,13 +32,13 @@ impl FileLock {
         Ok(FileLock(file))
     }
 
-    /// Locks a file that is open. `None` if another holder has it.
+    /// Takes an exclusive lock on an open file. `None` if another holder has a lock.
     pub fn try_exclusive(file: File) -> io::Result<Option<FileLock>> {
         let locked = file.try_lock();
         FileLock::taken(file, locked)
     }
 
-    /// Locks a file that is open, together with others that do the same. `None` if it is locked exclusively.
+    /// Takes a shared lock on an open file. `None` if it is locked exclusively.
     pub fn try_shared(file: File) -> io::Result<Option<FileLock>> {
         let locked = file.try_lock_shared();
         FileLock::taken(file, locked)
@@ -107,7 +108,7 @@ mod tests {
         let path = directory.path().join("lock");
         let first = FileLock::open(&path, || panic!("it is free")).unwrap();
         let mut first = Some(first);
-        // Releases the lock when it is about to wait for it.
+        // The first lock is released when the second is about to wait for it.
         let second = FileLock::open(&path, || first = None).unwrap();
         drop(second);
         assert!(first.is_none());

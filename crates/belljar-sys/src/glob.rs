@@ -1,5 +1,5 @@
 //! Patterns for paths: `*` and `?` stay within a name, `**` spans directories, `[a-z]` and `[!a-z]`
-//! are one character of a set. A backslash takes away a special meaning.
+//! are one character of a set. After a backslash, a special character is an ordinary one.
 
 use std::io;
 

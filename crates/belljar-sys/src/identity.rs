@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 
 use rustix::fs::Stat;
 
-/// Distinguishes one state of a file from another. Times are in nanoseconds since the epoch; absurd times, which
-/// code may set, wrap around.
+/// Distinguishes one state of a file from another. Times are in nanoseconds since the epoch; times beyond the
+/// range, which code may set, wrap around.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity {
     pub size: u64,

@@ -14,8 +14,8 @@ use crate::process::{
 /// The status of a child that could not carry out the plan or start the program.
 const NOT_STARTED: i32 = 125;
 
-/// Carries out a plan in a child, which then becomes a program with our standard output and error. Waits for its end and
-/// returns its status as a shell would report it. The caller must be single-threaded.
+/// Carries out a plan in a child, which then executes a program with our standard output and error. Waits for its end
+/// and returns its status as a shell would report it. The caller must be single-threaded.
 pub fn run(plan: &Plan, argv: &[String], env: &[(String, String)]) -> io::Result<i32> {
     match clone_process(&plan.namespaces)? {
         Forked::Child => become_isolated(plan, argv, env),

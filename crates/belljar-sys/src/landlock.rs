@@ -11,7 +11,7 @@ use landlock::{
     RulesetCreatedAttr,
 };
 
-/// The newest version that we know; an older kernel enforces what it supports of it.
+/// The newest version that we know; an older Linux enforces what it supports of it.
 const KNOWN: ABI = ABI::V5;
 
 /// Rights that do not change files: allowed everywhere by Landlock, and limited by mounts.
@@ -19,7 +19,7 @@ fn harmless() -> landlock::BitFlags<AccessFs> {
     AccessFs::from_read(KNOWN) | AccessFs::IoctlDev
 }
 
-/// The ruleset, or `None` where the kernel has no Landlock.
+/// The ruleset, or `None` if Linux has no Landlock.
 pub fn ruleset(writable: &[PathBuf]) -> io::Result<Option<OwnedFd>> {
     let all = AccessFs::from_all(KNOWN);
     let mut rules = Ruleset::default()
@@ -45,7 +45,7 @@ pub fn restrict_self(ruleset: impl AsFd) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The Landlock version of the running kernel, if it has Landlock.
+/// The Landlock version of the running Linux, if it has Landlock.
 #[must_use]
 pub fn generation() -> Option<u32> {
     const VERSION: libc::c_long = 1;

@@ -166,7 +166,7 @@ mod tests {
         drop(one);
         assert!(LoopDevice::find(&again).unwrap().is_some(), "the other still holds it");
         drop(same);
-        // It is taken apart by a worker of the kernel.
+        // A worker thread of Linux removes it.
         let gone = (0..100).any(|_| {
             std::thread::sleep(std::time::Duration::from_millis(20));
             LoopDevice::find(&again).unwrap().is_none()

@@ -1,5 +1,5 @@
-//! Mounts by descriptors: a tree is cloned, restricted while it is detached, and only then attached. So it is never visible
-//! and writable.
+//! Mounts by descriptors: a tree is cloned, restricted while it is detached, and only then attached. So it is never
+//! visible without its restrictions.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -102,7 +102,7 @@ pub fn points() -> Vec<PathBuf> {
     fields.map(|field| std::ffi::OsString::from_vec(unescaped(field)).into()).collect()
 }
 
-/// The kernel writes spaces, tabs, newlines and backslashes as three octal digits.
+/// Linux writes spaces, tabs, newlines and backslashes as three octal digits.
 fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -201,8 +201,8 @@ pub(crate) fn detach(target: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(target, UnmountFlags::DETACH)?)
 }
 
-/// Swaps the root. The old one is stacked under the new and dropped at once, so that no directory
-/// for it is needed and none is left behind.
+/// Changes the root. The old root is stacked under the new one and detached at once, so that it needs no directory and
+/// leaves none behind.
 pub(crate) fn pivot_root(root: &Path) -> io::Result<()> {
     let old = rustix::fs::openat(
         CWD,

@@ -30,7 +30,7 @@ pub enum Namespace {
     Uts,
 }
 
-/// One run of ids, for users and groups.
+/// One range of ids, for users and groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdMap {
     pub inside: u32,
@@ -59,7 +59,7 @@ pub enum Step {
         name: String,
     },
     LoopbackUp,
-    /// Let no mount made from here on spread to the namespace we came from, nor back.
+    /// From here on, no mount propagates to the namespace we came from, or from there to ours.
     PrivateMounts,
     Bind {
         source: Source,
@@ -72,15 +72,15 @@ pub enum Step {
         inodes: u64,
         mode: u32,
     },
-    /// What is written below `target` goes to `upper`; what is in `lower`, several of them separated
-    /// by colons, shows through. Names are looked up from the current directory.
+    /// Writes below `target` go to `upper`. Files of `lower` (several layers, separated by colons) are visible too,
+    /// unless `upper` replaces them. Names are looked up from the current directory.
     Overlay {
         lower: String,
         upper: String,
         work: String,
         target: PathBuf,
     },
-    /// A fresh view of our own PID namespace.
+    /// A new procfs, which shows our own PID namespace.
     Proc {
         target: PathBuf,
     },
@@ -128,15 +128,15 @@ pub enum Step {
     },
     /// No core dumps; they would write memory to disk.
     NoCoreDumps,
-    /// No real-time scheduling and no negative niceness, whatever we inherited the right to.
+    /// No real-time scheduling and no negative niceness, even if we inherited the right to them.
     NoRealtime,
     MaxOpenFiles {
         count: u64,
     },
-    /// No capability can be gained again. Before the ids change, which takes the right to do so.
+    /// No capability can be gained again. Must come before the change of ids, which removes the right to do this.
     DropBoundingSet,
     DropCapabilities,
-    /// Root keeps what installing packages takes, and no power over the machine.
+    /// Root keeps the capabilities that are needed to install packages, and none that affect the machine.
     LimitCapabilities,
     NoNewPrivileges,
     /// A second protection behind read-only mounts: writing is possible only below these paths.
@@ -147,7 +147,7 @@ pub enum Step {
     /// would run as that user.
     NoSetIds,
     Seccomp,
-    /// Processes inside must not look into this one, whatever their uid.
+    /// Processes inside, of any uid, must not read the memory of this one or trace it.
     Undumpable,
 }
 
@@ -177,7 +177,7 @@ impl Access {
     pub const WRITE: Access = Access { write: true, exec: true, ..Access::READ };
     /// Device nodes.
     pub const DEVICE: Access = Access { write: true, devices: true, ..Access::READ };
-    /// Whatever the mounts themselves allow.
+    /// Everything that the mounts themselves allow.
     pub const AS_MOUNTED: Access = Access { devices: true, ..Access::WRITE };
 }
 

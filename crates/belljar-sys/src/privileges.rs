@@ -1,4 +1,4 @@
-//! Drops privileges for good.
+//! Drops privileges permanently.
 
 use std::io;
 
@@ -7,8 +7,8 @@ use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 
 /// Changes all user and group ids, and leaves all supplementary groups.
 pub fn set_ids(uid: u32, gid: u32) -> io::Result<()> {
-    // A single-id map made without privilege forbids setgroups; the groups are then unmapped
-    // inside, and all they could open is outside our root.
+    // An id map of a single id, made without privileges, forbids setgroups. The groups are then not mapped inside, and
+    // everything that they could open is outside of our root.
     match rustix::thread::set_thread_groups(&[]) {
         Ok(()) | Err(rustix::io::Errno::PERM) => {}
         Err(errno) => return Err(errno.into()),
@@ -48,7 +48,7 @@ const OF_INSTALLERS: [libc::c_int; 10] = [
     CAP_SYS_CHROOT,
     CAP_SETFCAP,
 ];
-// As the kernel numbers them; libc does not name them.
+// The numbers that Linux gives them; libc does not name them.
 const CAP_CHOWN: libc::c_int = 0;
 const CAP_DAC_OVERRIDE: libc::c_int = 1;
 const CAP_FOWNER: libc::c_int = 3;
@@ -124,7 +124,7 @@ fn set_limit(resource: Resource, value: u64) -> io::Result<()> {
     Ok(rustix::process::setrlimit(resource, Rlimit { current: value, maximum: value })?)
 }
 
-/// Does this process hold the capability that mounting needs, in its own user namespace?
+/// Whether this process has the capability that mounting needs, in its own user namespace.
 #[must_use]
 pub fn may_mount() -> bool {
     rustix::thread::capabilities(None)

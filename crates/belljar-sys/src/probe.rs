@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use crate::process::{self, Ended, Forked};
 
-/// Touches `bytes` of memory in a child. True when the kernel killed the child for it.
+/// Touches `bytes` of memory in a child. True if Linux killed the child for it.
 pub fn memory(bytes: u64) -> io::Result<bool> {
     let ended = in_child(move || {
         const CHUNK: usize = 1024 * 1024;
         let mut held: Vec<Vec<u8>> = Vec::new();
         for _ in 0..bytes.div_ceil(CHUNK as u64) {
-            // Non-zero bytes, so that every page is really there.
+            // Non-zero bytes, so that every page is really allocated.
             held.push(std::hint::black_box(vec![1; CHUNK]));
         }
         0
@@ -82,7 +82,7 @@ pub fn network() -> io::Result<(Vec<String>, bool)> {
         .skip(2)
         .filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned()))
         .filter(|name| name != "lo")
-        // Kernels with these built in give every namespace its own, down and without an address.
+        // If their drivers are built into Linux, every namespace has these interfaces, down and without an address.
         .filter(|name| {
             ![
                 "tunl0", "sit0", "ip6tnl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0",
@@ -91,8 +91,8 @@ pub fn network() -> io::Result<(Vec<String>, bool)> {
             .contains(&name.as_str())
         })
         .collect();
-    // Connecting a datagram socket sends nothing; it asks the kernel for a route. The address
-    // belongs to the range reserved for documentation.
+    // Connecting a datagram socket sends nothing; it only asks Linux for a route. The address belongs to the range
+    // reserved for documentation.
     let socket = std::net::UdpSocket::bind(("0.0.0.0", 0))?;
     let reached_out = socket.connect(("192.0.2.1", 9)).is_ok();
     Ok((interfaces, reached_out))

@@ -11,7 +11,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus};
 use crate::plan::Namespace;
 pub use keeper::{ENDED_SIZE, Kept, is_marked, read_ended, spawn_kept};
 
-/// Which side of a clone we are on.
+/// Whether this process is the parent or the child of a clone.
 #[derive(Debug)]
 pub enum Forked<P> {
     Parent(P),
@@ -27,8 +27,8 @@ pub struct Started {
 
 /// Continues in two processes, the child in new namespaces.
 ///
-/// The caller must be single-threaded: the child goes on with a copy of this process in which any
-/// other thread, and whatever lock it held, no longer moves.
+/// The caller must be single-threaded: the child is a copy of this process without other threads, and locks that they
+/// held would never be released.
 pub fn clone_process(namespaces: &[Namespace]) -> io::Result<Forked<Started>> {
     insist_on_one_thread()?;
     let flags = namespaces.iter().fold(libc::CLONE_PIDFD, |flags, n| flags | flag_of(*n));
@@ -54,8 +54,8 @@ pub fn clone_process(namespaces: &[Namespace]) -> io::Result<Forked<Started>> {
     }
 }
 
-/// Continues in two processes, in the namespaces we are in; the same rule holds. The guest uses
-/// this: its own seccomp filter refuses clone3.
+/// Continues in two processes, in the present namespaces. The caller must be single-threaded, as for [`clone_process`].
+/// The guest uses this: its own seccomp filter refuses clone3.
 pub fn fork_process() -> io::Result<Forked<u32>> {
     insist_on_one_thread()?;
     // SAFETY: single-threaded, so the child may go on using everything it inherits.
@@ -137,8 +137,7 @@ pub fn detach_from_parent(keep: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
         rustix::fs::Mode::empty(),
     )?;
     for target in 0..3 {
-        // SAFETY: both are descriptors; whatever stood at 0 to 2 is a standard stream, which
-        // nothing owns in the sense of Rust.
+        // SAFETY: both are descriptors; 0 to 2 are standard streams, which no Rust value owns.
         if unsafe { libc::dup2(null.as_raw_fd(), target) } < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -184,8 +183,8 @@ fn try_execute(
             return Err(io::Error::last_os_error());
         }
     }
-    // Marked and not closed: if the exec fails, the error must still be reported.
-    // SAFETY: integers only; what is marked stays open until this process is another program.
+    // The descriptors are marked and not closed: if the exec fails, the error must still be reported.
+    // SAFETY: integers only; marked descriptors stay open until the exec succeeds.
     unsafe {
         libc::syscall(libc::SYS_close_range, above - 3, RawFd::MAX, libc::CLOSE_RANGE_CLOEXEC)
     };
@@ -375,7 +374,7 @@ fn kill_raw(target: i32, signal: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Kills the process of a pidfd, even if its pid was reused.
+/// Kills the process of a pidfd, and never another one that got the same pid.
 pub fn kill_by_pidfd(pidfd: impl AsFd) -> io::Result<()> {
     match rustix::process::pidfd_send_signal(pidfd, Signal::KILL) {
         Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -407,7 +406,7 @@ pub fn forget_signal_handlers() {
     for signal in 1..=64 {
         // A broken pipe stays an error of the write.
         if signal != libc::SIGPIPE {
-            // SAFETY: integers only. It fails for SIGKILL, SIGSTOP and libc's own, which is right.
+            // SAFETY: integers only. It fails for SIGKILL, SIGSTOP and libc's own, as intended.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
     }

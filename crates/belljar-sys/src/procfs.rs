@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// How many threads this process has.
 pub fn own_threads() -> io::Result<usize> {
-    // The link count would do on most kernels; counting entries is right on all of them.
+    // The link count is enough on most kernels; counting the entries works on all of them.
     match fs::read_dir("/proc/self/task") {
         Ok(entries) => Ok(entries.count()),
         // Inside a new PID namespace whose /proc is not mounted yet there is nothing to read;
@@ -32,7 +32,7 @@ pub fn user_namespace(pid: u32) -> io::Result<OwnedFd> {
 /// Processor time that a process has used, all its threads together, to the hundredth of a second.
 #[must_use]
 pub fn cpu_time(pid: u32) -> Option<Duration> {
-    // What the kernel counts for user space in, on every architecture we run on.
+    // The unit of processor times in `/proc`, on every architecture that we support.
     const TICKS_PER_SECOND: u64 = 100;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let ticks = nth_after_name(&stat, 11)? + nth_after_name(&stat, 12)?;
@@ -62,7 +62,7 @@ pub fn descendants(parents: &BTreeMap<u32, u32>, root: u32) -> Vec<u32> {
     let mut next = 0;
     while let Some(&parent) = found.get(next) {
         next += 1;
-        // /proc is not read in one step: there are no cycles in Linux, but our copy may have one.
+        // `/proc` is not read in one step: Linux has no cycles, but our copy may have one.
         let children: Vec<u32> = parents
             .iter()
             .filter(|(pid, of)| **of == parent && !found.contains(pid))
@@ -85,7 +85,7 @@ pub fn group_members(group: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Whether the process has a handler of its own for this signal.
+/// Whether the process has its own handler for this signal.
 #[must_use]
 pub fn catches(pid: u32, signal: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -98,7 +98,7 @@ fn status_catches(status: &str, signal: i32) -> bool {
     u32::try_from(signal - 1).is_ok_and(|bit| caught.checked_shr(bit).unwrap_or(0) & 1 == 1)
 }
 
-/// Whether both were started by the same command, as a process and what it forked are.
+/// Whether both have the same command line, as a process and its forks do.
 #[must_use]
 pub fn same_command(one: u32, other: u32) -> bool {
     let command = |pid: u32| fs::read(format!("/proc/{pid}/cmdline")).ok();

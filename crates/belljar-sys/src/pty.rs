@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(rustix::termios::tcgetwinsize(&slave).unwrap().ws_row, 11);
         assert_eq!(write_now(&master, "\u{e4}\x7fb\n".as_bytes()).unwrap(), 5);
         let mut line = [0; 64];
-        // The whole character went with one key.
+        // One key deleted the whole character.
         let read = rustix::io::read(&slave, &mut line).unwrap();
         assert_eq!(&line[..read], b"b\n");
         let shown = read_now(&master, &mut line).unwrap();

@@ -173,7 +173,7 @@ impl Rootfs {
         self.resolve(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)
     }
 
-    /// Removes what is at a path, for something new.
+    /// Removes what is at a path, so that something new can be made there. Returns its directory and its name.
     fn place<'a>(&self, path: &'a Path) -> io::Result<(OwnedFd, &'a OsStr)> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
         let (parent, name) = self.parent(path)?.ok_or_else(invalid)?;

@@ -1,4 +1,4 @@
-//! Finds out how near an address is, by Linux's route to it: the same answer as `ip route get`.
+//! Finds out how near an address is, from the route that Linux has for it: the same answer as `ip route get`.
 //!
 //! Each lookup asks Linux (rtnetlink(7)), so there is no list to update: an address or a network that has just been added
 //! counts.
@@ -52,12 +52,12 @@ const MAX_ANSWER: usize = 8 * 1024;
 pub fn nearness(address: IpAddr) -> io::Result<Nearness> {
     let Some(route) = ask(address, 0)? else { return Ok(Nearness::Routed) };
     match route.kind {
-        // Broadcast is between the two.
+        // The range includes broadcast.
         RTN_LOCAL..=RTN_ANYCAST => return Ok(Nearness::Own),
         RTN_UNICAST if !route.has_gateway => {}
         _ => return Ok(Nearness::Routed),
     }
-    // The first answer is about the address alone. This one is the table entry for it.
+    // The first answer is for this address only. This one is the entry of the routing table that matches it.
     let Some(entry) = ask(address, RTM_F_FIB_MATCH)? else { return Ok(Nearness::Routed) };
     let least = if address.is_ipv4() { MIN_PREFIX.0 } else { MIN_PREFIX.1 };
     Ok(if entry.prefix < least { Nearness::Routed } else { Nearness::OnLink })
@@ -76,12 +76,12 @@ fn ask(address: IpAddr, flags: u32) -> io::Result<Option<Route>> {
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     send(&socket, &question(address, flags), SendFlags::empty())?;
     let mut answer = [0; MAX_ANSWER];
-    // The kernel has answered before `send` returns.
+    // Linux has answered before `send` returns.
     let (length, _) = recv(&socket, &mut answer[..], RecvFlags::DONTWAIT)?;
     match read(&answer[..length.min(MAX_ANSWER)]) {
         Some(Ok(route)) => Ok(Some(route)),
         Some(Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS)) => Ok(None),
-        // Without IPv6 there is no answer for its addresses.
+        // Without IPv6, Linux has no answer for its addresses.
         Some(Err(Errno::OPNOTSUPP | Errno::AFNOSUPPORT)) if address.is_ipv6() => Ok(None),
         Some(Err(errno)) => Err(errno.into()),
         None => Err(io::Error::new(io::ErrorKind::InvalidData, "not an answer of rtnetlink")),
@@ -101,7 +101,7 @@ fn question(address: IpAddr, flags: u32) -> Vec<u8> {
     question.extend(NLM_F_REQUEST.to_ne_bytes());
     // A sequence number and our port: there is one question on this socket.
     question.extend([0; 8]);
-    // Six fields that the kernel fills in follow the bits of the destination.
+    // Six fields that Linux fills in follow the bits of the destination.
     question.extend([family, bits, 0, 0, 0, 0, 0, 0]);
     question.extend(flags.to_ne_bytes());
     question.extend(attribute.to_ne_bytes());
@@ -146,11 +146,11 @@ mod tests {
     fn loopback_is_this_machine() {
         assert_eq!(near("127.0.0.1"), Nearness::Own);
         assert_eq!(near("127.1.2.3"), Nearness::Own);
-        // Whether or not there is a way to it.
+        // Whether or not it can be reached.
         assert_eq!(near("8.8.8.8"), Nearness::Routed);
     }
 
-    /// In a network of our own, as it is changed.
+    /// In a separate network namespace, whose routes the test changes.
     #[test]
     fn addresses_and_networks_count_as_soon_as_they_are_there() {
         if !crate::privileges::is_root() {
@@ -162,7 +162,7 @@ mod tests {
             let output = output.expect("ip is here");
             assert!(output.status.success(), "ip {arguments}: {output:?}");
         };
-        // A network belongs to a thread, and so it goes with this one.
+        // The network namespace belongs to this thread, and ends with it.
         let thread = std::thread::spawn(move || {
             crate::process::unshare_network().unwrap();
             assert_eq!(near("9.9.9.9"), Nearness::Routed, "there is no route");

@@ -232,7 +232,7 @@ mod tests {
         let (mut reader, writer) = io::pipe().unwrap();
         let begun = Instant::now();
         drop(Untrusted::new(socket, &slow));
-        // Behind it, in its queue.
+        // This one is queued behind it.
         let (mut late_reader, late) = io::pipe().unwrap();
         drop(Untrusted::new(OwnedFd::from(late), &slow));
         drop(Untrusted::new(OwnedFd::from(writer), &other));
@@ -255,7 +255,7 @@ mod tests {
             drop(Untrusted::new(OwnedFd::from(io::pipe().unwrap().0), &closer));
         }
         assert_eq!(closer.backlog(), 201);
-        // Tests beside this one have at most three.
+        // Tests that run at the same time have at most three.
         assert!(threads("closer") <= before + 3, "{} threads", threads("closer"));
         drop(silent);
         until(|| closer.backlog() == 0);

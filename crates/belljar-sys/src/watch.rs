@@ -52,7 +52,7 @@ impl Watcher {
         Ok(unsafe { AsyncFd::register(self) }?)
     }
 
-    /// Watches a directory, and returns the number that its changes bear. Links are not followed.
+    /// Watches a directory, and returns the number that its changes carry. Links are not followed.
     pub fn watch(&self, path: &[u8]) -> io::Result<WatchId> {
         let flags = WatchFlags::CREATE
             | WatchFlags::CLOSE_WRITE

@@ -1,4 +1,4 @@
-//! One attack: a file that tries one thing from inside, and how its outcome is judged.
+//! One attack: a file that tries one thing from inside a sandbox, and how its outcome is judged.
 
 use std::collections::HashSet;
 use std::fs;
@@ -12,27 +12,27 @@ pub struct Attack {
     pub name: String,
     pub path: PathBuf,
     pub flags: Vec<String>,
-    /// It held if one of these is so.
+    /// The sandbox held if one of these is true.
     expect: Vec<Expect>,
-    /// What a run may print at most, where an attack is about that.
+    /// The most bytes that a run may print, for attacks on that limit.
     most_output: Option<usize>,
-    /// An artifact that must arrive, whatever is done to the others.
+    /// An artifact that must be kept, whatever happens to the others.
     arrives: Option<String>,
     pub repeat: usize,
-    /// No `name=value` of the last line may be the same in two runs.
+    /// No `name=value` pair of the last line may be the same in two runs.
     distinct: bool,
     arch: Option<String>,
-    /// It asks for something that container engines do in another way.
+    /// It uses something that container engines do in another way.
     pub native_only: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expect {
-    /// It says so itself: `CONTAINED` is its last line.
+    /// The attack reports it: its last line is `CONTAINED`.
     Contained,
-    /// The run ends in this way.
+    /// The run ends with this status.
     Ends(Status),
-    /// Contained, and what it left behind harms nobody.
+    /// Contained, and the files it left are harmless.
     Artifacts,
 }
 
@@ -73,7 +73,7 @@ impl Attack {
         let expect = expect.split('|').map(|word| match word {
             "ok" => Expect::Contained,
             "artifacts" => Expect::Artifacts,
-            // Code that speaks for its kernel may end its own run as it likes.
+            // Code that sends messages in place of its kernel can choose how its own run ends.
             "done" => Expect::Ends(Status::Ok),
             "error" => Expect::Ends(Status::Error),
             "oom" => Expect::Ends(Status::Oom),
@@ -96,7 +96,7 @@ impl Attack {
         }
     }
 
-    /// Nothing if the sandbox held; otherwise what went wrong.
+    /// `Ok` if the sandbox held; otherwise what went wrong.
     pub fn judge(&self, outcomes: &[Outcome], canary: &str) -> Result<(), String> {
         outcomes.iter().try_for_each(|outcome| self.judge_one(outcome, canary))?;
         if self.distinct {
@@ -119,7 +119,7 @@ impl Attack {
         if lines().any(|line| line.contains(canary)) {
             return fail("the canary was seen".to_owned());
         }
-        // What it left is partly not kept, which the command says.
+        // Some of its files may not be kept. The command reports that by its exit status.
         let leaves_files = self.expect.contains(&Expect::Artifacts);
         let succeeded = outcome.exit_code == 0 || (leaves_files && outcome.exit_code == NOT_KEPT);
         let contained = last_line(&outcome.stdout).starts_with("CONTAINED") && succeeded;
@@ -150,7 +150,7 @@ fn last_line(text: &str) -> &str {
     text.trim_end().lines().last().unwrap_or_default()
 }
 
-/// Whether a file of this name is somewhere below.
+/// Whether a directory tree contains a file of this name.
 fn has(directory: &Path, name: &str) -> bool {
     let Ok(entries) = fs::read_dir(directory) else { return false };
     entries.filter_map(Result::ok).any(|entry| {
@@ -158,7 +158,8 @@ fn has(directory: &Path, name: &str) -> bool {
     })
 }
 
-/// Promoted artifacts are plain files without special rights and without anything of the host's.
+/// Checks that promoted artifacts are plain files, without special rights and without anything from
+/// the host.
 fn harmless(directory: &Path, canary: &str) -> Result<(), String> {
     let Ok(entries) = fs::read_dir(directory) else { return Ok(()) };
     for entry in entries {

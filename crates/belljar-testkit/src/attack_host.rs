@@ -1,4 +1,4 @@
-//! The host that the attacks want to reach: see `host.py`.
+//! The host that the attacks try to reach; see `host.py`.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};

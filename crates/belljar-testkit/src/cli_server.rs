@@ -1,4 +1,4 @@
-//! A server of a test's own, with the command line as its client.
+//! A server for one test, with the command line as its client.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -16,16 +16,16 @@ const SIGTERM: i32 = 15;
 
 /// A running server on a scratch host. Its sessions end with it.
 pub struct CliServer {
-    /// While it runs.
+    /// `Some` while it runs.
     server: Option<Child>,
     context: TestContext,
-    /// How it is started.
+    /// The flags with which it is started.
     flags: Vec<String>,
     _corner: ScratchHost,
 }
 
 impl CliServer {
-    /// On a UNIX socket.
+    /// A server on a UNIX socket.
     pub fn on_socket() -> CliServer {
         CliServer::prepare(|context| {
             let socket = context.path("socket").display().to_string();
@@ -38,7 +38,7 @@ impl CliServer {
         CliServer::on_tcp_with(&[])
     }
 
-    /// With these settings besides.
+    /// A server on TCP with additional settings.
     pub fn on_tcp_with(settings: &[(&str, &str)]) -> CliServer {
         let address = free_address();
         let mut served = CliServer::prepare(|_| {
@@ -48,17 +48,17 @@ impl CliServer {
         served.started()
     }
 
-    /// With a certificate that the clients trust.
+    /// A server with a certificate that the clients trust.
     pub fn on_tls() -> CliServer {
         CliServer::on_tls_with(CERTIFICATE, KEY)
     }
 
-    /// With this certificate.
+    /// A server with this certificate.
     pub fn on_tls_with(certificate: &str, key: &str) -> CliServer {
         CliServer::prepared_tls(certificate, key).started()
     }
 
-    /// Not started yet.
+    /// A server with this certificate that is not started yet.
     pub fn prepared_tls(certificate: &str, key: &str) -> CliServer {
         let address = free_address();
         let mut served = CliServer::prepare(|_| {
@@ -69,7 +69,7 @@ impl CliServer {
         served
     }
 
-    /// The context, and the flags and the address that are made in it.
+    /// Prepares the context. `way` makes the flags and the address in it.
     fn prepare(way: impl FnOnce(&TestContext) -> (Vec<String>, String)) -> CliServer {
         let scratch = ScratchHost::new();
         let context = TestContext::inside(&scratch);
@@ -88,9 +88,9 @@ impl CliServer {
             .env("BELLJAR_URL", &url)
             .env("SSL_CERT_FILE", CERTIFICATE)
             .env("BELLJAR_POOL", "1")
-            // These tests need no more, and each server would load it again.
+            // These tests need no other packages, and each server would load them again.
             .env("BELLJAR_PRELOAD", "json")
-            // Should the test fail before it can clean up, they do not wait for long.
+            // If the test fails before it can clean up, the sandboxes end soon.
             .env("BELLJAR_ALONE", "30");
         CliServer { server: None, context, flags, _corner: scratch }
     }
@@ -105,7 +105,7 @@ impl CliServer {
         eventually_blocking("the server answers", || self.call(["list"]).code == Some(0));
     }
 
-    /// Where it is and what it said so far.
+    /// The address of the server.
     pub fn url(&self) -> String {
         self.context.value("BELLJAR_URL")
     }
@@ -114,7 +114,7 @@ impl CliServer {
         fs::read_to_string(self.context.path("server.log")).unwrap_or_default()
     }
 
-    /// Without waiting until it answers.
+    /// Starts the server without waiting until it answers.
     pub fn start_unasked(&mut self) {
         let log = File::options().create(true).append(true).open(self.context.path("server.log"));
         let log = log.expect("a log");
@@ -142,7 +142,7 @@ impl CliServer {
         self.context.finish(self.session().args(args))
     }
 
-    /// The same, which must succeed.
+    /// Like [`CliServer::call`], but it must succeed.
     #[track_caller]
     pub fn ok<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
         let finished = self.call(args);
@@ -155,7 +155,8 @@ impl CliServer {
         self.context.finish(self.context.belljar(["artifacts"]).args(args))
     }
 
-    /// What this code leaves in a session: ids, in the order of their paths.
+    /// Runs code in a session; returns the ids of the artifacts it left, in the order of their
+    /// paths.
     #[track_caller]
     pub fn leave(&self, session: &str, code: &str) -> Vec<String> {
         let result = self.ok(["exec", session, "--json", "-c", code]).json();
@@ -163,7 +164,7 @@ impl CliServer {
         artifacts.map(|artifact| artifact["id"].as_str().expect("an id").to_owned()).collect()
     }
 
-    /// A new session; its id.
+    /// Creates a session and returns its id.
     #[track_caller]
     pub fn create(&self, args: &[&str]) -> String {
         self.ok([&["create"], args].concat()).stdout().trim().to_owned()
@@ -208,14 +209,14 @@ impl Drop for CliServer {
     }
 }
 
-/// Made for this with `openssl req -x509`, and worth nothing elsewhere.
+/// Made with `openssl req -x509` for these tests, and not used elsewhere.
 const CERTIFICATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/server.pem");
 const KEY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/server.key");
 
-/// A certificate that no server here has.
+/// A certificate that no server in the tests uses.
 pub const STRANGER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/stranger.pem");
 
-/// One that is its own authority, for January 2020.
+/// A self-signed certificate that was valid in January 2020.
 pub const EXPIRED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/expired.pem");
 pub const EXPIRED_KEY: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/expired.key");

@@ -1,4 +1,4 @@
-//! HTTP as a client speaks it: one connection per request, every wait bounded.
+//! An HTTP client: one connection per request, and a time limit for every wait.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// From what the server says about itself.
+    /// Parses the address that the server prints.
     pub fn parse(url: &str) -> Target {
         if let Some(path) = url.strip_prefix("unix:") {
             return Target::Unix(path.into());
@@ -94,7 +94,7 @@ impl Client {
         request.body(Full::new(body)).expect("a request")
     }
 
-    /// Sends a request on a connection of its own and reads the whole answer.
+    /// Sends a request on a new connection and reads the whole answer.
     pub async fn send(&self, request: Request<Full<Bytes>>) -> Answer {
         let what = format!("{} {}", request.method(), request.uri());
         let answered = tokio::time::timeout(PATIENCE, async {
@@ -126,7 +126,7 @@ impl Client {
         self.stream(self.request(Method::GET, path, "")).await
     }
 
-    /// Sends a body and follows what comes of it.
+    /// Sends a body and follows the events of the answer.
     pub async fn post_stream(&self, path: &str, body: Value) -> Events {
         self.stream(self.request(Method::POST, path, body.to_string())).await
     }
@@ -184,7 +184,7 @@ impl Drop for Connection {
     }
 }
 
-/// What the server has answered.
+/// An answer of the server.
 pub struct Answer {
     pub status: u16,
     pub headers: HeaderMap,
@@ -198,7 +198,7 @@ impl Answer {
         Answer { status: head.status.as_u16(), headers: head.headers, body }
     }
 
-    /// The body, if the status is this one.
+    /// The body as JSON; panics if the status is another one.
     #[track_caller]
     pub fn json(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{self}");
@@ -211,7 +211,7 @@ impl Answer {
         String::from_utf8(self.body.to_vec()).expect("text")
     }
 
-    /// The message of an error with this status and code, which is JSON as all errors are.
+    /// The message of an error with this status and code. All errors are JSON.
     #[track_caller]
     pub fn error(&self, status: u16, code: &str) -> String {
         let body = self.json(status);
@@ -239,7 +239,7 @@ impl fmt::Display for Answer {
     }
 }
 
-/// A stream of events, read as it comes; the client goes away when it is dropped.
+/// A stream of events, read as it arrives. Dropping it closes the connection.
 pub struct Events {
     body: Incoming,
     buffer: Vec<u8>,
@@ -267,7 +267,7 @@ impl Events {
                 let block = String::from_utf8(block).expect("events are text");
                 match parse(&block) {
                     Some(event) => return Some(event),
-                    // Only there to keep the connection alive.
+                    // Only keeps the connection alive.
                     None => continue,
                 }
             }

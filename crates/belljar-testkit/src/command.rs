@@ -1,4 +1,4 @@
-//! Calls of `belljar` from a directory of a test's own, with their output and exit status.
+//! Calls of `belljar` from a test's own directory, with their output and exit status.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -14,7 +14,8 @@ use tempfile::TempDir;
 
 use crate::scratch_host::ScratchHost;
 
-/// Where things are on this machine; everything else starts from the defaults.
+/// Inherited variables: where things are on this machine. All other settings start from the
+/// defaults.
 const INHERITED: [&str; 5] =
     ["PATH", "HOME", "BELLJAR_HOME", "BELLJAR_RUN_DIR", "BELLJAR_CGROUP_PARENT"];
 
@@ -50,13 +51,13 @@ impl TestContext {
         self.env.push((name.to_owned(), value.to_owned()));
     }
 
-    /// What a variable was last set to.
+    /// The last value of a variable.
     pub fn value(&self, name: &str) -> String {
         let set = self.env.iter().rev().find(|(set, _)| set == name);
         set.map(|(_, value)| value.clone()).unwrap_or_default()
     }
 
-    /// A file in the current directory, with the directories that lead to it.
+    /// Writes a file in the current directory, and makes the directories that lead to it.
     pub fn file(self, name: &str, contents: impl AsRef<[u8]>) -> TestContext {
         let path = self.path(name);
         fs::create_dir_all(path.parent().expect("below our directory")).expect("a directory");
@@ -84,7 +85,7 @@ impl TestContext {
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("belljar starts");
         let mut stdin = child.stdin.take().expect("it was piped");
-        // It may end without reading all of it.
+        // The command may end without reading all of it.
         let _ = stdin.write_all(input.as_ref());
         drop(stdin);
         self.transcript(started, child.wait_with_output().expect("belljar ends"))
@@ -95,7 +96,7 @@ impl TestContext {
         self.finish(self.belljar(["run", "--json"]).args(args)).json()
     }
 
-    /// Any command of belljar's, to its end.
+    /// Any `belljar` command, to its end.
     pub fn call<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
         self.finish(&mut self.belljar(args))
     }
@@ -107,7 +108,8 @@ impl TestContext {
 
     pub fn leave_running(&self, command: &mut Command) -> Running {
         use std::os::unix::process::CommandExt as _;
-        // A process group of its own, as a shell gives it: Ctrl-C goes to all of it and to no other.
+        // Its own process group, as from a shell: Ctrl-C goes to the whole group and to no other
+        // process.
         command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
         let started = Instant::now();
         let mut child = command.spawn().expect("belljar starts");
@@ -213,11 +215,11 @@ fn hide_ids_of(text: &str, prefix: &str, length: usize) -> String {
     hidden
 }
 
-/// A command of belljar's that is under way; killed if the test fails before its end.
+/// A `belljar` command that is running; killed if the test fails before the command ends.
 pub struct Running {
-    /// Until it was waited for.
+    /// `Some` until it was waited for.
     child: Option<Child>,
-    /// Until the output is no longer read.
+    /// `Some` until the output is no longer read.
     lines: Option<Lines<BufReader<ChildStdout>>>,
     started: Instant,
     directory: String,
@@ -228,19 +230,19 @@ impl Running {
         self.child.as_ref().expect("it runs").id()
     }
 
-    /// The next line of its output, as soon as it is there.
+    /// Waits for the next line of its output.
     pub fn line(&mut self) -> String {
         let lines = self.lines.as_mut().expect("the output is still read");
         lines.next().expect("it goes on").expect("its output is text")
     }
 
-    /// What the user does with Ctrl-C: the whole process group gets the signal.
+    /// Does what Ctrl-C does: the whole process group gets the signal.
     pub fn press_ctrl_c(&self) {
         const SIGINT: i32 = 2;
         process::signal_group(self.pid(), SIGINT).expect("it runs");
     }
 
-    /// It, its spawner, and everything in its sandbox.
+    /// The command, its spawner, and everything in its sandbox.
     pub fn processes(&self) -> Vec<LiveProcess> {
         let mut pids = procfs::descendants(&procfs::parents(), self.pid());
         pids.push(self.pid());
@@ -256,7 +258,7 @@ impl Running {
         self.child.as_mut().expect("it was not waited for").try_wait().expect("a child").is_some()
     }
 
-    /// What is left of its output, and its end.
+    /// Waits for its end, and reads the rest of its output.
     pub fn finish(mut self) -> Finished {
         let mut rest = String::new();
         for line in self.lines.take().into_iter().flatten() {
@@ -265,7 +267,7 @@ impl Running {
         self.end(rest)
     }
 
-    /// Its end; the output is not read any more.
+    /// Waits for its end without reading its output.
     pub fn finish_unheard(mut self) -> Finished {
         drop(self.lines.take());
         self.end(String::new())
@@ -293,7 +295,7 @@ impl Drop for Running {
     }
 }
 
-/// A process, told from a later one with the same number.
+/// A process, distinguished from a later one with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LiveProcess {
     pub pid: u32,

@@ -17,7 +17,8 @@ use crate::server::Server;
 use crate::values::names;
 use crate::wait::PATIENCE;
 
-/// Where things are on this machine; everything else starts from the defaults.
+/// Inherited variables: where things are on this machine. All other settings start from the
+/// defaults.
 const INHERITED: [&str; 3] = ["PATH", "HOME", "BELLJAR_HOME"];
 
 /// The directories, settings and control groups of a server. They outlive the servers that use them.
@@ -55,7 +56,7 @@ impl Installation {
             ("BELLJAR_VOLUMES_DIR", path("volumes")),
             ("BELLJAR_LISTEN", "127.0.0.1:0".to_owned()),
             ("BELLJAR_POOL", "0".to_owned()),
-            // Should a test be killed, its sandboxes do not stay for a day.
+            // If a test is killed, its sandboxes do not stay for a day.
             ("BELLJAR_ALONE", "60".to_owned()),
             // Nothing to import: the zygote is warm at once.
             ("BELLJAR_PRELOAD", "json".to_owned()),
@@ -79,16 +80,16 @@ impl Installation {
         self.directory.path().join(name)
     }
 
-    /// Where its server keeps sessions as files; below it, one directory for each.
+    /// Where its server stores snapshots; one directory for each session.
     pub fn frozen(&self) -> PathBuf {
         let owners = self.path("state/frozen");
         owners.join(names(&owners).first().expect("a server was here"))
     }
 
-    /// Of which sessions it has such files.
+    /// The sessions that have snapshots.
     pub fn sleepers(&self) -> Vec<String> {
         let mut sleepers = names(&self.frozen());
-        // What many have in common.
+        // Layers that many sessions have in common.
         sleepers.retain(|name| name != "commons");
         sleepers
     }
@@ -102,7 +103,7 @@ impl Installation {
         self.serve_by(self.belljar(&["serve"])).await
     }
 
-    /// The same by another command, which becomes the server.
+    /// The same with another command, which becomes the server.
     pub async fn serve_by(self: &Arc<Self>, command: Command) -> Server {
         match self.try_serve_by(command).await {
             Ok(server) => server,
@@ -110,7 +111,7 @@ impl Installation {
         }
     }
 
-    /// What a server prints that cannot start here.
+    /// The output of a server that cannot start here.
     pub async fn refusal(self: &Arc<Self>) -> String {
         self.refusal_by(self.belljar(&["serve"])).await
     }
@@ -217,7 +218,7 @@ impl Installation {
     /// Host pids of the processes that have this pid in their sandbox; 1 is the guest.
     pub fn pids_inside(&self, number: u32) -> Vec<u32> {
         let mut pids = self.scratch.processes();
-        // The sandbox in which a zygote is loaded may be there for a moment.
+        // The sandbox that loads a zygote may exist for a moment.
         let is_of_zygote = |pid: u32| {
             let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
             groups.is_ok_and(|groups| groups.contains(".zygote-"))
@@ -246,7 +247,7 @@ pub fn remember_limits(scratch: &ScratchHost, backend: &str) {
     fs::write(scratch.run_dir().join("selftest.json"), remembered.to_string()).expect("a file");
 }
 
-/// The number that a process has in its sandbox; none outside.
+/// The pid of a process inside its sandbox; none outside.
 pub(crate) fn pid_inside(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
@@ -266,7 +267,7 @@ fn listen_to(stderr: impl Read, said: &Mutex<String>, tell: tokio::sync::oneshot
             && (url.starts_with("http") || url.starts_with("unix:"))
             && let Some(tell) = tell.take()
         {
-            // In a log of JSON a quote follows.
+            // In a JSON log, a quote follows the URL.
             let url = url.split('"').next().unwrap_or(url);
             let _ = tell.send(url.trim().to_owned());
         }

@@ -1,4 +1,4 @@
-//! Whether the OpenAPI document says what the server answers, for every answer of every test.
+//! Checks every answer of every test against the OpenAPI document.
 
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -7,7 +7,8 @@ use serde_json::Value;
 
 const DOCUMENT: &str = include_str!("../../../openapi/belljar.json");
 
-/// Of HTTP itself, before a request is one of ours: 405 (a path does not take the method), 414 and 431.
+/// Statuses of HTTP itself, before a request reaches our handlers: 405 (a path does not take the
+/// method), 414 and 431.
 const OF_HTTP: [u16; 3] = [405, 414, 431];
 
 struct Operation {
@@ -17,7 +18,7 @@ struct Operation {
     statuses: BTreeSet<u16>,
 }
 
-/// Fails if an operation of the document has answered with a status that it does not name there.
+/// Fails if an operation answered with a status that the document does not list for it.
 pub fn check(method: &str, path: &str, status: u16) {
     if OF_HTTP.contains(&status) {
         return;
@@ -25,7 +26,7 @@ pub fn check(method: &str, path: &str, status: u16) {
     let path = path.split('?').next().unwrap_or_default();
     let asked: Vec<&str> = path.split('/').collect();
     let fits = operations().iter().filter(|known| known.method == method && known.fits(&asked));
-    // `datasets/export` is more than `datasets/{dataset}`.
+    // `datasets/export` is a better match than `datasets/{dataset}`.
     let best = fits.max_by_key(|known| known.parts.iter().filter(|part| !is_name(part)).count());
     let Some(best) = best else { return };
     assert!(
@@ -39,7 +40,7 @@ pub fn check(method: &str, path: &str, status: u16) {
 
 impl Operation {
     fn fits(&self, asked: &[&str]) -> bool {
-        // Of these the last parameter may have slashes.
+        // In these paths the last parameter may contain slashes.
         let is_deep = matches!(self.parts.last().map(String::as_str), Some("{path}" | "{dataset}"));
         let fits = |(part, asked): (&String, &&str)| {
             if is_name(part) { !asked.is_empty() || is_deep } else { part == asked }

@@ -1,9 +1,9 @@
-//! Ports for servers that end and come back at the same address.
+//! Ports for servers that stop and start again at the same address.
 
 use std::net::{Ipv4Addr, TcpListener};
 
-/// Below the ports that the kernel gives to connections and to listeners that ask for any: those may take a port while its
-/// server is away.
+/// Below the range from which the kernel assigns ports to connections and to listeners without a fixed port. Those
+/// could take the port while its server is stopped.
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
@@ -16,7 +16,7 @@ pub fn free_port() -> u16 {
     ports.find(is_free).expect("a free port")
 }
 
-/// The same with its address.
+/// The same as an address.
 pub fn free_address() -> String {
     format!("127.0.0.1:{}", free_port())
 }

@@ -1,4 +1,5 @@
-//! A run directory and a control group of one test's own, so that what its sandboxes leave can be told from the rest.
+//! A run directory and a control group for one test, so that what its sandboxes leave can be distinguished from the
+//! rest.
 
 use std::fs;
 use std::path::Path;
@@ -76,7 +77,7 @@ impl Drop for ScratchHost {
                 left.kill();
                 let _ = left.remove();
             }
-            // The parent itself, in every tree.
+            // The parent control group itself, in every hierarchy.
             let _ = parent.adopt("").remove();
         }
     }

@@ -44,13 +44,13 @@ impl Server {
         Arc::new(installation).serve().await
     }
 
-    /// Waits until packages are loaded: the sandbox in which that happens is gone.
+    /// Waits until packages are loaded and the sandbox that loads them is gone.
     pub async fn warmed_up(&self) {
         let is_warm = async || self.get("/healthz").await.json(200)["zygote"] == "warm";
         eventually("the zygote is warm", is_warm).await;
     }
 
-    /// A client that outlives the borrow, for what happens at the same time.
+    /// A client that outlives the borrow, for concurrent requests.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
@@ -76,21 +76,21 @@ impl Server {
         kib << 10
     }
 
-    /// One of its own processes, outside of sandboxes, with these words in its command line.
+    /// A process of the server, outside of sandboxes, with these words in its command line.
     pub fn descendant(&self, words: &str) -> Option<u32> {
         let mut pids = procfs::descendants(&procfs::parents(), self.pid());
         pids.retain(|pid| pid_inside(*pid).is_none() && command_line(*pid).contains(words));
         pids.into_iter().find(|pid| !procfs::is_zombie(*pid))
     }
 
-    /// The value of a counter or gauge; 0 where it does not stand there yet.
+    /// The value of a counter or gauge; 0 if it is not listed yet.
     pub async fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").await.text(200);
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.map_or(0.0, |value| value.trim().parse().expect("a number"))
     }
 
-    /// Asks it to stop, as an operator would, and waits for its end.
+    /// Asks the server to stop, as an operator would, and waits for its end.
     pub async fn terminate(mut self) -> String {
         self.ask_to_stop();
         let status = self.wait().await;
@@ -130,7 +130,7 @@ impl Server {
         self.session_with(json!({})).await
     }
 
-    /// What the server answers to a call of this path of a session.
+    /// Posts to this path of a session, and returns the answer.
     pub async fn post_path(&self, session: &Session, path: &str) -> Value {
         self.post_answer(session, path).await.json(200)
     }

@@ -1,4 +1,4 @@
-//! A session as a client sees it, and executions that are waited for.
+//! A session as a client sees it, and executions whose result is awaited.
 
 use serde_json::{Value, json};
 
@@ -50,7 +50,7 @@ impl Session {
         self.exec(json!({"code": code})).await.json(200)
     }
 
-    /// What a cell has printed that went well.
+    /// Runs a cell that must succeed, and returns its output.
     pub async fn printed(&self, code: &str) -> String {
         let result = self.python(code).await;
         assert_eq!(result["status"], "ok", "{result:#}");
@@ -62,7 +62,7 @@ impl Session {
         self.exec(json!({"command": command})).await.json(200)
     }
 
-    /// Begins an execution and waits until it is where it should be.
+    /// Starts an execution and waits until it is in this state.
     pub async fn begin(&self, exec_id: &str, state: &str, mut ask: Value) -> Pending {
         ask["exec_id"] = exec_id.into();
         let session = self.clone();
@@ -72,14 +72,14 @@ impl Session {
         pending
     }
 
-    /// A cell that runs until it is released; [`HOLD`].
+    /// Starts a cell that runs until it is released; see [`HOLD`].
     pub async fn hold(&self, exec_id: &str) -> Pending {
         let pending = self.begin(exec_id, "running", json!({"code": HOLD})).await;
         self.has_printed(exec_id, "holding").await;
         pending
     }
 
-    /// Waits until an execution has said this on its standard output.
+    /// Waits until an execution has printed this on its standard output.
     pub async fn has_printed(&self, exec_id: &str, text: &str) {
         let path = self.path(&format!("/execs/{exec_id}/events"));
         let mut events = self.client.follow(&path).await;
@@ -91,7 +91,7 @@ impl Session {
         }
     }
 
-    /// Lets code that holds go on; [`HOLD`].
+    /// Lets code that waits in [`HOLD`] continue.
     pub async fn release(&self) {
         let touched = self.shell("touch /session/go").await;
         assert_eq!(touched["status"], "ok", "{touched:#}");
@@ -101,7 +101,7 @@ impl Session {
         self.client.get(&self.path(&format!("/execs/{exec_id}"))).await.json(200)
     }
 
-    /// Waits until an execution is queued, running or finished.
+    /// Waits until an execution is in this state: queued, running or finished.
     pub async fn reaches(&self, exec_id: &str, state: &str) {
         let path = self.path(&format!("/execs/{exec_id}"));
         eventually(&format!("{exec_id} is {state}"), async || {
@@ -125,7 +125,7 @@ impl Session {
     }
 }
 
-/// An execution whose answer is waited for.
+/// An execution whose answer is awaited.
 pub struct Pending {
     answer: tokio::task::JoinHandle<Answer>,
 }
@@ -139,7 +139,7 @@ impl Pending {
         self.answer().await.json(200)
     }
 
-    /// Goes away without waiting for the answer.
+    /// Gives up without waiting for the answer.
     pub fn abandon(self) {
         self.answer.abort();
     }

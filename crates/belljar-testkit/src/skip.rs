@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Write as _;
 
 /// Names the file in which skipped tests are recorded, a line for each.
-const RECORD: &str = "BELLJAR_SKIPPED_TESTS";
+const RECORD: &str = "SKIPPED_TESTS_FILE";
 
 /// Records that the current test is skipped, and returns from it: `skip!("there is no node on this machine")`.
 #[macro_export]

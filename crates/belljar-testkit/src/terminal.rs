@@ -16,7 +16,7 @@ use crate::wait::PATIENCE;
 pub struct TerminalClient {
     pub socket: WebSocketStream<Pin<Box<dyn Wire>>>,
     pub id: String,
-    /// The position after what was read.
+    /// The position after the output that was read.
     pub position: u64,
     pub seen: String,
 }
@@ -32,7 +32,7 @@ pub async fn connect(
     connect_to(client, &session.path("/terminal"), query, headers).await
 }
 
-/// A WebSocket at any path.
+/// Opens a WebSocket at any path.
 pub async fn connect_to(
     client: &Client,
     path: &str,
@@ -104,7 +104,7 @@ impl TerminalClient {
         self.seen.push_str(&String::from_utf8_lossy(bytes));
     }
 
-    /// Reads until this was printed, and returns all that came before it and was not looked at.
+    /// Reads until this text was printed; returns the output up to it since the last call.
     pub async fn until(&mut self, wanted: &str) -> String {
         loop {
             if let Some(at) = self.seen.find(wanted) {
@@ -127,7 +127,7 @@ impl TerminalClient {
         self.socket.send(Message::Text(order.to_string().into())).await.expect("a connection");
     }
 
-    /// Reads to the end: how the program ended, and that the connection did.
+    /// Reads to the end: returns how the program ended, and checks that the connection closes.
     pub async fn end(&mut self) -> Value {
         let told = self.told().await;
         match self.next().await {

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a test waits for something that takes a moment. Long, because it is there for what never comes: a machine that
-/// does much else may take many times as long as usual.
+/// How long a test waits for something that takes a moment. The limit is long, because it is only for things that never
+/// happen: a busy machine may need many times as long as usual.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How often a condition is checked.

@@ -19,7 +19,7 @@ pub enum Prepared {
 }
 
 impl Prepared {
-    /// Chooses a backend, and starts what must be started before any thread.
+    /// Chooses a backend and starts the parts that must start before any thread.
     pub fn start(settings: &Settings) -> Result<Prepared> {
         match settings.backend.choice {
             Choice::Native => native(settings),
@@ -67,7 +67,7 @@ fn native(settings: &Settings) -> Result<Prepared> {
 }
 
 pub fn docker_config(settings: &Settings) -> Result<DockerConfig> {
-    // The engine mounts it by its path.
+    // The engine mounts the executable by its path.
     let executable =
         fs::read_link("/proc/self/exe").context("failed to find the belljar binary")?;
     if !executable.is_file() {

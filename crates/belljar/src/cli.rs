@@ -89,7 +89,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// The values of flags that stand for settings, with the names of the settings.
+    /// The values of flags that correspond to settings, with the names of the settings.
     pub(crate) fn settings(&self) -> Vec<(&'static str, String)> {
         match self {
             Command::Serve(args) => args.settings(),
@@ -102,7 +102,7 @@ impl Command {
         }
     }
 
-    /// Whether everything on its standard error is a log.
+    /// Whether its standard error contains only log lines.
     pub(crate) fn is_server(&self) -> bool {
         matches!(self, Command::Serve(_))
     }

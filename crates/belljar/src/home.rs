@@ -1,4 +1,4 @@
-//! What `belljar setup` created and other commands use: environments, images and the database.
+//! Files that `belljar setup` created and other commands use: environments, images and the database.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::settings::Settings;
 
-/// The manifest of an environment. It is written last, so its presence means that the environment is complete.
+/// The manifest of an environment. It is written last, so if it exists, the environment is complete.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// The version of the format of this file.
@@ -23,7 +23,7 @@ pub struct Manifest {
     pub packages: Vec<String>,
 }
 
-/// Names of the only image of other sandbox products, whose users may have them in their `.env`.
+/// Image names of other sandbox products that have only one image; users may have these names in their `.env`.
 const ALSO_HOST: [&str; 6] = [
     "sandbox",
     "sandbox:latest",
@@ -87,7 +87,7 @@ pub fn image(settings: &Settings) -> Result<Image> {
     };
     let kernels = kernels(settings, Some(&host_python))?;
     let browser_use = browser_use_dir(settings);
-    // It uses the same interpreter, so their prefixes must be equal.
+    // The environment of browser tasks uses the same interpreter, so the prefixes must be equal.
     let fits = |manifest: &Manifest| manifest.base_prefix == python.base_prefix;
     let browser_use = read_manifest(&browser_use).filter(fits).map(|_| browser_use);
     Ok(Image {
@@ -103,7 +103,7 @@ pub fn image(settings: &Settings) -> Result<Image> {
 /// The directory of the kernels' scripts, compiled if there is a Python.
 pub fn kernels(settings: &Settings, python: Option<&Path>) -> Result<PathBuf> {
     kernels::materialize(&settings.home, |directory| {
-        // A failure only costs time later.
+        // If this fails, kernels only start more slowly.
         let _ = Command::new(python.unwrap_or(Path::new("python3")))
             // Without `site`, which would run code of packages here.
             .args(["-I", "-S", "-m", "compileall", "-q"])

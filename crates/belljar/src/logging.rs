@@ -19,7 +19,7 @@ const TALKATIVE: [&str; 4] =
 /// Whether everything on standard error is a line of JSON: in a server with BELLJAR_LOG_FORMAT=json.
 static ALL_JSON: AtomicBool = AtomicBool::new(false);
 
-/// For the time before the settings are read, which may fail: uses only the environment.
+/// Used before the settings are read, which may fail: uses only the environment.
 pub(crate) fn expect_json(is_server: bool) {
     let asked =
         std::env::var("BELLJAR_LOG_FORMAT").is_ok_and(|it| it.trim().eq_ignore_ascii_case("json"));

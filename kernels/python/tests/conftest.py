@@ -259,7 +259,7 @@ def start_kernel() -> Iterator[Any]:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """`make test` prints and counts skipped tests at its end."""
-    record = os.environ.get("BELLJAR_SKIPPED_TESTS")
+    record = os.environ.get("SKIPPED_TESTS_FILE")
     if record and report.skipped and isinstance(report.longrepr, tuple):
         with open(record, "a") as file:
             file.write(f"{report.nodeid}: {report.longrepr[2].removeprefix('Skipped: ')}\n")

@@ -100,7 +100,7 @@ def manager(server: Server) -> SessionManager:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """`make test` prints and counts skipped tests at its end."""
-    record = os.environ.get("BELLJAR_SKIPPED_TESTS")
+    record = os.environ.get("SKIPPED_TESTS_FILE")
     if record and report.skipped and isinstance(report.longrepr, tuple):
         with open(record, "a") as file:
             file.write(f"{report.nodeid}: {report.longrepr[2].removeprefix('Skipped: ')}\n")

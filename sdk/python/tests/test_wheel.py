@@ -82,7 +82,7 @@ def test_without_setup_it_runs_plain_python_and_says_so(stranger: User, python: 
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2\nNo module named 'pandas'")
     assert done.stderr.count("\n") == 1
-    assert "`sandbox-setup` installs those" in done.stderr
+    assert "`sandbox-setup` installs these packages" in done.stderr
     # Later programs find a server, and the program that started it got the warning.
     again = stranger.run(python, "-c", "import belljar; belljar.run('1')", env=bare)
     assert (again.returncode, again.stderr) == (0, "")
@@ -108,5 +108,5 @@ def test_what_is_in_it(wheel: Path) -> None:
     # Nothing of the tests, nothing that was compiled here, and nothing of this machine.
     assert not [name for name in names if "test" in name or name.endswith(".pyc")]
     needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
-    assert sorted(line.split()[1].split(">")[0].split("<")[0] for line in needed) == ["httpx", "pydantic"]
+    assert sorted(line.split()[1].split(">")[0].split("<")[0] for line in needed) == ["httpx", "pydantic", "typing_extensions"]
     assert wheel.name.endswith("_x86_64.whl") or sys.platform != "linux" or os.uname().machine != "x86_64"

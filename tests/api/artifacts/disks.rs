@@ -1,4 +1,4 @@
-//! Disks without room, on either side.
+//! Full disks, on the host and in the sandbox.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,13 +22,13 @@ async fn a_full_blob_store_costs_no_result_and_no_file() {
     let store = format!("/proc/{}/root{}", server.pid(), server.path("blobstore").display());
     assert_eq!(names(&PathBuf::from(&store).join("incoming")), [""; 0], "nothing half-copied");
     assert_eq!(session.inside().await, "large");
-    // With not even room for a name.
+    // Without space even for a directory entry.
     let filler = PathBuf::from(&store).join("filler");
     let _ = fs::write(&filler, vec![0; 4 << 20]);
     let full = session.shell("echo other > artifacts/other; echo still here").await;
     assert_eq!((text(&full["stdout"]), told(&full)), ("still here\n", vec![]));
     assert!(!refused(&full).is_empty(), "{full:#}");
-    // With room again it is taken, although nothing has changed.
+    // After space is freed it is taken, although the file has not changed.
     fs::remove_file(&filler).expect("it was there");
     let after = session.shell("truncate -s 100000 artifacts/large").await;
     assert_eq!(told(&after), ["large", "other"]);

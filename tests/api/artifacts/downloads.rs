@@ -1,4 +1,4 @@
-//! Downloads: all of it, parts of it, and what the answer says about it.
+//! Downloads: whole files, ranges, and response headers.
 
 use std::fs;
 use std::path::Path;
@@ -57,7 +57,7 @@ async fn parts_are_served_as_the_standard_has_them() {
     for odd in ["bytes=0-1,4-5", "bytes=5-2", "bytes=", "lines=1-2", "bytes=a-b"] {
         assert_eq!(get(&[("range", odd)]).await.text(200), "0123456789", "{odd}");
     }
-    // A part of what somebody has already, or all of what it has become.
+    // `If-Range`: the range if the tag still matches, otherwise the whole file.
     let part = |tag: &str| [("range", "bytes=1-2".to_owned()), ("if-range", tag.to_owned())];
     for (tag, status) in
         [(&*etag, 206), ("\"another\"", 200), ("Thu, 01 Jan 1970 00:00:00 GMT", 200)]
@@ -156,7 +156,7 @@ for name, data in {'utf16.html': page.encode('utf-16'), 'nul.html': page.encode(
             !runs || policy.starts_with("sandbox") && !policy.contains("allow-same-origin"),
             "{kind} {policy}"
         );
-        // What only is shown, such as a PDF, runs nothing either.
+        // Types that are only displayed, such as PDF, run no scripts either.
         assert!(runs || policy.contains("script-src 'none'"), "{kind} {policy}");
         let part = ask(&server, Method::GET, &link(artifact), &[("range", "bytes=0-1")]).await;
         assert_eq!((part.status, header(&part, "content-security-policy")), (206, policy));
@@ -208,7 +208,7 @@ async fn damaged_content_is_not_served() {
     let small = session.leaves("small", "precious").await;
     let gone = session.leaves("gone", "more of it").await;
     let host = |result: &Value| text(&only(result)["host_path"]).to_owned();
-    // On disk, behind the back of the server.
+    // Changes the file on disk without the server's knowledge.
     fs::remove_file(host(&small)).expect("it was there");
     fs::write(host(&small), "previous").expect("written");
     for headers in [&[][..], &[("range", "bytes=0-3")]] {
@@ -219,7 +219,7 @@ async fn damaged_content_is_not_served() {
     server.get(&link(only(&gone))).await.error(500, "artifact_damaged");
     assert_eq!(ask(&server, Method::HEAD, &link(only(&gone)), &[]).await.status, 500);
     eventually("the operator is told", async || server.said().contains("is damaged")).await;
-    // Left again it is whole again.
+    // Storing the same content again repairs it.
     fs::remove_file(host(&small)).expect("it was there");
     let again = session.leaves("small", "precious").await;
     assert!(Path::new(&host(&again)).exists());

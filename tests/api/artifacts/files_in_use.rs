@@ -1,4 +1,4 @@
-//! Files that somebody still writes to: half a file is of no use to anybody.
+//! Files that are still open for writing are not taken: a partial file is useless.
 
 use serde_json::json;
 
@@ -15,12 +15,12 @@ async fn a_file_is_taken_once_it_is_closed() {
         .await;
     assert_eq!(told(&begun), [""; 0]);
     assert!(reason(&begun, "log").contains("open for writing"), "{begun:#}");
-    // Others are taken meanwhile, and it is not said again.
+    // Other files are taken meanwhile, and the refusal is not repeated.
     let meanwhile = session.leaves("other", "x").await;
     assert_eq!((told(&meanwhile), refused(&meanwhile)), (vec!["other"], vec![]));
     let idle = session.python("1").await;
     assert_eq!((told(&idle), refused(&idle)), (vec![], vec![]));
-    // Nothing changes but that it is closed.
+    // The only change is that the file is closed.
     let closed = session.python("f.close()").await;
     assert_eq!(told(&closed), ["log"]);
     assert_eq!(server.get(&link(only(&closed))).await.text(200), "whole");
@@ -35,7 +35,7 @@ async fn a_mapped_file_is_left_in_place() {
                   m = mmap.mmap(f.fileno(), 4)\nf.close()\nm[:] = b'abcd'";
     let mapped = session.python(mapped).await;
     assert!(reason(&mapped, "map").contains("open for writing"), "{mapped:#}");
-    // What is written through a mapping need not show in any time.
+    // A write through a mapping need not change the file's times.
     session.python("m[:] = b'efgh'").await;
     let closed = session.python("m.close()").await;
     assert_eq!(told(&closed), ["map"]);
@@ -53,7 +53,7 @@ async fn a_file_of_the_background_is_taken_once_when_it_is_closed() {
     session.has_printed("holder", "holding").await;
     let meanwhile = session.python("1").await;
     assert!(reason(&meanwhile, "held").contains("open for writing"), "{meanwhile:#}");
-    // Who ends first after it is closed is told of it: most often its own execution.
+    // The first execution that ends after the file is closed reports it: usually its own execution.
     let release = session.shell("touch go").await;
     session.reaches("holder", "finished").await;
     let result = &session.exec_info("holder").await["result"];
@@ -63,7 +63,7 @@ async fn a_file_of_the_background_is_taken_once_when_it_is_closed() {
     assert_eq!(server.get(&link(artifact)).await.text(200), "held\nmore\n");
 }
 
-/// Somebody rewrites one file in place and replaces another by a new one, as fast as they can.
+/// One file is rewritten in place and another is replaced by a new one, as fast as possible.
 #[tokio::test]
 async fn no_artifact_is_half_of_one_version_and_half_of_another() {
     let server = Server::start().await;

@@ -1,4 +1,4 @@
-//! What is forgotten, and what must not be.
+//! Which artifacts and blobs are removed, and which must stay.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn content_goes_with_the_last_artifact_that_has_it() {
     assert_eq!(server.delete(&forget(&first)).await.status, 204);
     server.get(&link(only(&first))).await.error(404, "artifact_not_found");
     assert_eq!(server.get(&link(only(&second))).await.text(200), "same");
-    // What was told is told as it was; the list knows better.
+    // Stored results do not change; the list has only the artifacts that still exist.
     assert_eq!(told(&server.get(&one.path("/artifacts")).await.json(200)), ["c"]);
     assert_eq!(server.delete(&forget(&other)).await.status, 204);
 
@@ -33,7 +33,7 @@ async fn content_goes_with_the_last_artifact_that_has_it() {
     let installation = server.kill().await;
     let server = installation.serve().await;
     eventually("a sweep was there", async || blobs(&installation).is_empty()).await;
-    // And it can come again.
+    // The same content can be stored again.
     let one = Session::of(&server, &one.id);
     let again = one.leaves("a", "same").await;
     assert_eq!(server.get(&link(only(&again))).await.text(200), "same");
@@ -47,7 +47,7 @@ async fn old_artifacts_are_forgotten() {
     let old = session.leaves("sub/old", "old").await;
     let shown = server.path("sessions").join(&session.id).join("artifacts/sub");
     assert_eq!(names(&shown), ["old"]);
-    // Until it is old.
+    // Wait until it is old enough.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     let installation = server.kill().await;
     let server = installation.serve().await;

@@ -1,4 +1,4 @@
-//! Code that means harm: what it leaves leads nowhere, hangs nothing and fills nothing.
+//! Hostile code: its artifacts escape nowhere, block nothing and fill nothing.
 
 use serde_json::json;
 
@@ -43,7 +43,7 @@ async fn only_plain_files_are_taken() {
     assert!(reason(&result, "hole").contains("1099511627776 bytes"), "{result:#}");
     assert_eq!(refused(&result).len(), 8, "{result:#}");
     assert_eq!(session.shell("cat own").await["stdout"], "own", "its other name is not touched");
-    // What is wrong is said once, and takes no part in what follows.
+    // A refusal is reported once, and does not affect later executions.
     let next = session.leaves("next", "x").await;
     assert_eq!((told(&next), refused(&next)), (vec!["next"], vec![]));
     assert_eq!(blobs(&server.installation).len(), 3);
@@ -66,7 +66,7 @@ async fn the_directory_may_become_anything() {
     }
     let back = session.shell("rm artifacts; mkdir artifacts; echo back > artifacts/file").await;
     assert_eq!(told(&back), ["file"]);
-    // Closed to everybody, and open again.
+    // The directory loses all permissions, and gets them back.
     let closed = session.shell("echo x > artifacts/in; chmod 000 artifacts").await;
     assert_eq!(told(&closed), [""; 0]);
     assert!(!refused(&closed).is_empty(), "{closed:#}");
@@ -95,7 +95,7 @@ async fn trees_are_followed_so_far_and_no_further() {
     assert_eq!((told(&next), refused(&next)), (vec!["next"], vec![]));
 }
 
-/// Somebody swaps files and links while they are listed, opened and removed.
+/// Files and links are swapped while the server lists, opens and removes them.
 #[tokio::test]
 async fn names_that_are_swapped_lead_nowhere_else() {
     let server = Server::start().await;

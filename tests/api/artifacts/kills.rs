@@ -1,4 +1,4 @@
-//! kill -9 while artifacts are taken, ten times.
+//! The server is killed with SIGKILL while it takes artifacts, ten times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +17,8 @@ const KILLS: usize = 10;
 const SESSIONS: usize = 2;
 const FILES: usize = 80;
 
-/// What was told can be had, what was left is told or still there, and nothing is told twice.
+/// Each reported artifact can be downloaded, each file is either reported or still in the sandbox,
+/// and none is reported twice.
 #[tokio::test]
 async fn a_server_killed_while_it_takes_files_loses_none() {
     let seed = std::env::var("RECOVERY_SEED").ok().and_then(|text| text.parse().ok());
@@ -40,7 +41,7 @@ async fn a_server_killed_while_it_takes_files_loses_none() {
             Session::of(&server, id).exec(ask).await.json(202);
         }
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // From the first file to long after the last.
+        // The delay ranges from the first file to long after the last.
         tokio::time::sleep(Duration::from_millis((dice >> 33) % 200)).await;
         server.kill().await;
         server = installation.serve().await;
@@ -59,7 +60,7 @@ async fn a_server_killed_while_it_takes_files_loses_none() {
         results.insert((id.clone(), "last".into()), last);
         assert_eq!(session.inside().await, "", "everything was taken by somebody");
     }
-    // Once more, with nothing on its way.
+    // Once more, with no file in transfer.
     server.kill().await;
     let server = installation.serve().await;
     assert_eq!(names(&installation.path("blobstore/incoming")), [""; 0]);
@@ -86,7 +87,7 @@ async fn a_server_killed_while_it_takes_files_loses_none() {
     }
 }
 
-/// The list agrees with what was told and with its own sums.
+/// The database agrees with the reported artifacts and with its own totals.
 fn check_books(installation: &Installation, told: usize) {
     let path = installation.path("state/artifacts.db");
     let database = rusqlite::Connection::open(path).expect("a database");

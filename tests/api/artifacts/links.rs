@@ -1,4 +1,4 @@
-//! Links: who has one may come in, and nobody else.
+//! Links: only a valid token gives access.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,7 +14,7 @@ use belljar_testkit::server::Server;
 use belljar_testkit::values::text;
 use belljar_testkit::wait::eventually;
 
-/// An answer without what differs from one moment to the next.
+/// A response without the headers that differ between requests.
 fn plain(answer: Answer) -> (u16, Vec<String>, Vec<u8>) {
     let mut headers: Vec<String> = answer
         .headers
@@ -38,7 +38,8 @@ async fn no_token_but_the_right_one_opens_anything() {
     let unknown = with_token("/artifacts/art_00000000000000000000000000000000?token=", &good);
     let refusal = plain(server.get(&unknown).await);
     assert_eq!(refusal.0, 403);
-    // Whatever is wrong, the answer is the same to the byte, also where there is nothing.
+    // For every wrong token the response is identical to the byte, also for artifacts that do not
+    // exist.
     let mut wrong = vec![String::new(), "x".into(), "A".repeat(good.len()), good.to_uppercase()];
     wrong.push(token(&two).to_owned());
     wrong.push(good[1..].to_owned());
@@ -61,7 +62,7 @@ async fn no_token_but_the_right_one_opens_anything() {
         let (bare, _) = link.split_once('?').expect("a link");
         assert_eq!(plain(server.get(bare).await), refusal);
         assert_eq!(ask(&server, Method::HEAD, &with_token(link, "x"), &[]).await.status, 403);
-        // What makes no sense is refused before anything is looked at, and tells nothing.
+        // Malformed queries are refused before any lookup, and reveal nothing.
         let odd = |query: &str| format!("{bare}?{query}");
         for query in ["token=%FF", &format!("token={good}&token=x")] {
             let answer = server.get(&odd(query)).await;
@@ -69,7 +70,7 @@ async fn no_token_but_the_right_one_opens_anything() {
             assert!(!answer.text(answer.status).contains("art_"), "{answer}");
         }
     }
-    // One for asking does not fetch; one for fetching asks as well.
+    // A HEAD link does not allow GET; a GET link also allows HEAD.
     let (path, _) = one.split_once('?').expect("a link");
     let url = format!("/v1{path}/url");
     let made = owner.post(&url, json!({"method": "HEAD"})).await.json(200);
@@ -109,7 +110,7 @@ async fn links_survive_the_server_and_end_with_its_key() {
     let server = installation.serve().await;
     assert_eq!(server.get(&link).await.text(200), "x");
     server.terminate().await;
-    // As if another server had signed it.
+    // As if another server had signed the link.
     fs::remove_file(&key).expect("it is there");
     let server = installation.serve().await;
     server.get(&link).await.error(403, "link_invalid");

@@ -1,4 +1,4 @@
-//! More files than are taken at once.
+//! More files than are taken after one execution.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{list, refused};
 use belljar_testkit::server::Server;
 
-/// How long so many files may take, with a server that was built to be debugged.
+/// Time limit for this many files with a debug build of the server.
 const MUCH_PATIENCE: Duration = Duration::from_secs(60);
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Artifacts: what code leaves behind, from the sandbox to whoever downloads it.
+//! Artifacts: files that code leaves, from the sandbox to the download.
 
 mod disks;
 mod downloads;
@@ -26,17 +26,17 @@ use belljar_testkit::installation::Installation;
 use belljar_testkit::session::Session;
 use belljar_testkit::values::text;
 
-/// Where code leaves them.
+/// The directory where code leaves artifacts.
 const DIRECTORY: &str = "/session/artifacts/";
 
-/// What a result tells of, by its path below the directory, in the order it is told.
+/// Artifacts of a result, by path relative to the directory, in the reported order.
 #[track_caller]
 fn told(result: &Value) -> Vec<&str> {
     let artifacts = list(&result["artifacts"]);
     artifacts.iter().map(|artifact| below(text(&artifact["path"]))).collect()
 }
 
-/// What a result says was not taken: path and reason.
+/// Refused files of a result: path and reason.
 fn refused(result: &Value) -> Vec<(&str, &str)> {
     let refused = result["artifacts_refused"].as_array().map(Vec::as_slice).unwrap_or_default();
     refused.iter().map(|one| (below(text(&one["path"])), text(&one["reason"]))).collect()
@@ -66,7 +66,7 @@ fn only(result: &Value) -> &Value {
     artifact
 }
 
-/// The link to an artifact, without the address: that is another one after a restart.
+/// The link to an artifact without the server's address, which changes after a restart.
 #[track_caller]
 fn link(artifact: &Value) -> String {
     let url = text(&artifact["url"]);
@@ -84,7 +84,7 @@ fn token(link: &str) -> &str {
     link.split_once("?token=").expect("a link").1
 }
 
-/// Asks for something with these headers.
+/// Sends a request with these headers.
 async fn ask(client: &Client, method: Method, path: &str, headers: &[(&str, &str)]) -> Answer {
     let mut request = client.request(method, path, "");
     for (name, value) in headers {
@@ -94,7 +94,7 @@ async fn ask(client: &Client, method: Method, path: &str, headers: &[(&str, &str
     client.send(request).await
 }
 
-/// Paths of all content that is kept, sorted.
+/// Paths of all stored blobs, sorted.
 fn blobs(installation: &Installation) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     let entries = |path: PathBuf| {
@@ -114,7 +114,7 @@ trait ArtifactSession {
     /// Leaves a file with this content, and nothing else.
     async fn leaves(&self, name: &str, content: &str) -> Value;
 
-    /// What is in the directory, by the eyes of the sandbox.
+    /// The directory's content as the sandbox sees it.
     async fn inside(&self) -> String;
 }
 

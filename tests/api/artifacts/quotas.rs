@@ -1,4 +1,4 @@
-//! How much may be taken, and what is said of what may not.
+//! Quotas for artifacts, and the reasons that are reported when one is exceeded.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ async fn what_is_too_much_stays_with_a_word() {
     assert_eq!(reason(&bytes, "c"), "the artifacts of this session would exceed 2048 bytes");
     let id = text(&only(&bytes)["id"]);
     assert_eq!(session.python("1").await.get("artifacts_refused"), None, "it is said once");
-    // With room again it is taken, although nothing else has changed.
+    // After space is freed it is taken, although nothing else has changed.
     assert_eq!(server.delete(&format!("/v1/artifacts/{id}")).await.status, 204);
     assert_eq!(told(&session.python("1").await), ["c"]);
     let count = session.shell("cd artifacts; touch d e f").await;
@@ -41,7 +41,7 @@ async fn what_is_too_much_stays_with_a_word() {
         assert_eq!(reason(&count, name), "this session has 3 artifacts, which is the most");
     }
     assert_eq!(session.inside().await, "e f");
-    // Another session has room of its own.
+    // Another session has its own quota.
     assert_eq!(told(&server.session().await.leaves("e", "x").await), ["e"]);
     assert_eq!(server.metric("belljar_artifacts_refused_total").await, 4.0);
 }
@@ -80,7 +80,7 @@ async fn the_sessions_of_a_tenant_never_have_more_than_it_may() {
         }
         let listed = acme.get("/v1/artifacts?limit=1000").await.json(200);
         assert_eq!(list(&listed["artifacts"]).len(), MOST);
-        // Everybody else is as free as before.
+        // Other tenants are not affected.
         assert_eq!(told(&bell.session_with(json!({})).await.leaves("x", "x").await), ["x"]);
         for session in &sessions {
             session.shell("rm -f artifacts/*").await;

@@ -1,4 +1,4 @@
-//! How artifacts are told: in the result, in the stream, later, and in the log.
+//! Where artifacts are reported: in the result, in the stream, in later requests, and in the log.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use belljar_testkit::server::Server;
 use belljar_testkit::values::text;
 use belljar_testkit::wait::eventually;
 
-/// An artifact without its link, which is made anew each time.
+/// An artifact without its link, which is new in each response.
 fn lasting(artifact: &Value) -> Value {
     let mut artifact = artifact.clone();
     artifact.as_object_mut().expect("an object").remove("url");
@@ -49,7 +49,7 @@ async fn the_result_has_all_that_there_is_to_know() {
         assert_eq!(lasting(&artifacts[0]), lasting(artifact));
     }
 
-    // The same wherever it is asked for later.
+    // Later requests return the same data.
     let info = session.exec_info(&exec_id).await;
     assert_eq!(lasting(only(&info["result"])), lasting(artifact));
     assert_eq!(info["result"]["artifact_map"], stream["artifact_map"]);

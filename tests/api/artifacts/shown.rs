@@ -1,4 +1,4 @@
-//! Where artifacts appear by their names: beside a session on disk, and in the directory of a run.
+//! Where artifacts appear by name: next to a session on disk, and in the directory of a run.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -34,17 +34,17 @@ async fn names_beside_a_session_are_names_of_the_content() {
         (content(&shown.join("a")), content(&shown.join("b"))),
         ("two".into(), "one".into())
     );
-    // A file where a folder was, and a folder where a file was.
+    // A file replaces a folder, and a folder replaces a file.
     session.shell("cd artifacts; rm -rf a; mkdir a; echo inner > a/inner").await;
     assert_eq!(content(&shown.join("a/inner")), "inner\n");
     session.shell("cd artifacts; rm -rf a; echo outer > a").await;
     assert_eq!(content(&shown.join("a")), "outer\n");
     assert_eq!(names(&shown), ["a", "b"]);
-    // None of this is seen from inside, where the directory is another one.
+    // The sandbox sees none of this: its directory is a different one.
     assert_eq!(session.inside().await, "");
 }
 
-/// The name belongs to the newer one as well.
+/// A newer artifact with the same name keeps the name in use.
 #[tokio::test]
 async fn a_name_stays_as_long_as_an_artifact_has_it() {
     let server = Server::start().await;
@@ -71,7 +71,7 @@ async fn names_are_harmless_whatever_they_are_inside() {
     let server = Server::start().await;
     let session = server.session_with(json!({"storage": "BIND"})).await;
     let shown = server.path("sessions").join(&session.id).join("artifacts");
-    // One is shown as the other is called.
+    // The escaped form of one name is the literal name of another.
     let code = "import os\nos.chdir('/session/artifacts')\n\
                 for name in [b'line\\nbreak', b'line%0Abreak', b'\\xff\\xfe', b'...', b'..x', b'-rf',\n\
                 \x20            b'\\x1b[31m', b'x' * 255, b'\\x01' * 255, '\\u202egpj.exe'.encode()]:\n\

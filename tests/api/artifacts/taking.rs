@@ -1,4 +1,4 @@
-//! What is taken, after what, and how often.
+//! Which files are taken, when, and how often.
 
 use serde_json::json;
 
@@ -19,7 +19,7 @@ async fn whatever_runs_is_asked_what_it_left() {
     let shell_cell = json!({"language": "bash", "code": "echo 2 > /session/artifacts/shell_cell"});
     assert_eq!(told(&session.exec(shell_cell).await.json(200)), ["shell_cell"]);
     assert_eq!(told(&session.shell("echo 3 > artifacts/command").await), ["command"]);
-    // Also what fails has left what it left.
+    // Failed executions leave artifacts too.
     let failed = session.python("open('/session/artifacts/failed', 'w').write('4')\n1 / 0").await;
     assert_eq!((told(&failed), &failed["status"]), (vec!["failed"], &json!("error")));
     let late = json!({"code": "open('/session/artifacts/late', 'w').write('5')\nwhile True: pass",
@@ -43,7 +43,7 @@ async fn new_and_changed_files_are_taken_and_folders_stay() {
     assert_eq!(told(&session.shell(many).await), ["a/b/c/two", "a/one", "top"]);
     let folders = session.shell("cd artifacts; find . | sort").await;
     assert_eq!(folders["stdout"], ".\n./a\n./a/b\n./a/b/c\n./empty\n");
-    // The same path again, with the same and with another content.
+    // The same path again, with the same content and with different content.
     let first = session.leaves("a/one", "2\n").await;
     let second = session.leaves("a/one", "changed").await;
     assert_ne!(only(&first)["sha256"], only(&second)["sha256"]);
@@ -53,7 +53,8 @@ async fn new_and_changed_files_are_taken_and_folders_stay() {
     assert_eq!(server.metric("belljar_artifacts_total").await, 5.0);
 }
 
-/// What is told once is not told again, not even by a server that was not there then.
+/// An artifact that was reported once is not reported again, not even by a server that started
+/// later.
 #[tokio::test]
 async fn files_that_stay_are_reported_once() {
     let server = Server::with(&[("BELLJAR_KEEP_ARTIFACTS", "1")]).await;

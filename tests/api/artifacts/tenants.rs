@@ -1,4 +1,4 @@
-//! Whose artifacts they are.
+//! Artifacts are separated by tenant.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ async fn identical_content_is_kept_once_per_tenant() {
     assert_ne!(only(&foreign)["host_path"], only(&first)["host_path"]);
     assert_eq!(blobs(&server.installation).len(), 2);
 
-    // Each sees their own, and is told nothing of the others'.
+    // Each tenant sees its own artifacts, and learns nothing about those of others.
     let get = async |who: &Client, path: &str| who.get(path).await;
     assert_eq!(told(&get(&acme, "/v1/artifacts").await.json(200)), ["b", "a"]);
     assert_eq!(told(&get(&bell, "/v1/artifacts").await.json(200)), ["c"]);
@@ -52,7 +52,7 @@ async fn identical_content_is_kept_once_per_tenant() {
     let before = format!("/v1/artifacts?before={id}");
     get(&bell, &before).await.error(404, "artifact_not_found");
     get(&bell, &one.path("/artifacts")).await.error(404, "session_not_found");
-    // It is still there, and a link needs no key.
+    // The artifact still exists, and a link needs no key.
     assert_eq!(server.get(&link(only(&first))).await.text(200), "same");
     assert_eq!(bell.get(&link(only(&first))).await.text(200), "same");
     for path in ["/v1/artifacts", &format!("/v1/artifacts/{id}")] {
@@ -63,7 +63,7 @@ async fn identical_content_is_kept_once_per_tenant() {
     acme.get(&bare).await.error(403, "link_invalid");
 }
 
-/// Its upkeep would remove everything that its own list does not name.
+/// The second server's cleanup would remove every blob that its own database does not list.
 #[tokio::test]
 async fn a_server_leaves_the_content_of_another_alone() {
     let server = Server::start().await;

@@ -1,4 +1,4 @@
-//! Content that was sent once.
+//! Content that was uploaded before is not uploaded again.
 
 use std::fs;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use belljar_testkit::server::Server;
 use belljar_testkit::session::Session;
 use belljar_testkit::values::text;
 
-/// A name with the hash that its content is known by.
+/// A dataset name with the hash of its content.
 fn known(name: &str, content: impl AsRef<[u8]>) -> String {
     format!("{name}?sha256={}", sha256(content))
 }
@@ -30,18 +30,18 @@ async fn content_that_is_known_is_not_sent_again() {
     assert_eq!((&told["status"], &told["cached"]), (&json!("LOADED"), &json!(true)));
     assert_eq!((&told["name"], &told["size"]), (&json!("other/name.csv"), &json!(4)));
     assert_eq!(second.shell("cat data/other/name.csv").await["stdout"], "a\n1\n");
-    // It is sent again to put back what code has changed. In upper case it is no digest.
+    // An upload by hash restores a file that code has changed. A digest in upper case is invalid.
     second.shell("echo x > data/other/name.csv").await;
     let upper = format!("other/name.csv?sha256={}", sha256("a\n1\n").to_uppercase());
     second.put(&upper, "").await.error(422, "invalid");
     second.put(&known("other/name.csv", "a\n1\n"), "").await.json(200);
     assert_eq!(second.shell("cat data/other/name.csv").await["stdout"], "a\n1\n");
 
-    // No body at all, which is how some ask, is nothing to be stored.
+    // A request without a body asks for cached content; it does not store an empty dataset.
     let asking = second.begin_put(&known("none", "unheard of"), "X: y").await;
     let (status, told) = asking.answer().await;
     assert_eq!((status, &told["error"]["code"]), (404, &json!("content_unknown")), "{told:#}");
-    // Nothing has a hash too.
+    // Empty content has a hash too.
     assert_eq!(second.put(&known("empty", ""), "").await.json(200)["size"], 0);
     assert_eq!(second.all_in("/session/data").await, ["empty", "other", "other/name.csv"]);
 }
@@ -51,7 +51,7 @@ async fn a_hash_that_is_not_that_of_the_content_is_refused() {
     let server = serve(&[]).await;
     let session = server.session().await;
     session.put("known", "known").await.json(200);
-    // Whether the server has the content that was promised, or not.
+    // Whether or not the server has the content of the given hash.
     for promised in ["unheard of", "known"] {
         let answer = session.put(&known("t.csv", promised), "something else").await;
         let message = answer.error(422, "sha256_mismatch");
@@ -73,10 +73,10 @@ async fn an_unneeded_body_is_accepted() {
     let session = server.session().await;
     let content = numbered(3, 6 << 20);
     session.put("first", content.clone()).await.json(200);
-    // Sent all the same: the answer must come through.
+    // The body is sent although it is not needed: the client must still get the response.
     let told = session.put(&known("second", &content), content.clone()).await.json(200);
     assert_eq!((&told["status"], &told["cached"]), (&json!("LOADED"), &json!(true)));
-    // Whoever asks before sending need not send.
+    // A client that sends `Expect: 100-continue` need not send the body.
     let headers = format!("Content-Length: {}\r\nExpect: 100-continue", content.len());
     let asking = session.begin_put(&known("third", &content), &headers).await;
     let (status, told) = asking.answer().await;
@@ -101,7 +101,7 @@ async fn content_of_one_tenant_is_unknown_to_another() {
     theirs.error(404, "content_unknown");
     assert_eq!(theirs.body, never.body, "no hint that somebody has it");
     assert_eq!(second.put(&known("t.csv", "private"), "").await.json(200)["cached"], true);
-    // Nor is one told, after having sent it, that it was there.
+    // Nor does the response to a full upload reveal that the content was there.
     assert_eq!(
         stranger.put(&known("t.csv", "private"), "private").await.json(200)["cached"],
         false
@@ -116,7 +116,7 @@ async fn the_cache_is_bounded_and_the_oldest_goes_first() {
     let session = server.session().await;
     let is_there = async |seed: u32| {
         let answer = session.put(&known("again", numbered(seed, SIZE)), "").await;
-        // Both are right: it is asked which.
+        // Both are valid responses: the status says whether it is cached.
         assert!(answer.status == 200 || answer.status == 404, "{answer}");
         answer.status == 200
     };
@@ -126,7 +126,7 @@ async fn the_cache_is_bounded_and_the_oldest_goes_first() {
     session.put("three", numbered(3, SIZE)).await.json(200);
     assert!(!is_there(2).await);
     assert!(is_there(1).await && is_there(3).await);
-    // What is larger than the cache is staged all the same, and not kept.
+    // Content larger than the cache is staged, but not cached.
     let large = numbered(4, 3 * SIZE);
     session.put("large", large.clone()).await.json(200);
     let sum = session.shell("sha256sum < data/large").await;
@@ -147,7 +147,7 @@ async fn damage_in_the_cache_never_gets_inside() {
         session.put(&known("new", "precious"), "").await.error(404, "content_unknown");
         assert_eq!(session.all_in("/session/data").await, ["t.csv"]);
         assert_eq!(session.dataset("new").await, Value::Null);
-        // Sent again, it is as good as new.
+        // A new upload repairs it.
         let told = session.put(&known("t.csv", "precious"), "precious").await.json(200);
         assert_eq!(told["status"], "LOADED");
         assert_eq!(session.shell("cat data/t.csv").await["stdout"], "precious");

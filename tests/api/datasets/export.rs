@@ -1,4 +1,4 @@
-//! Files that go out.
+//! Exports of datasets to the host.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use belljar_testkit::server::Server;
 use belljar_testkit::session::Session;
 use belljar_testkit::values::{names, text};
 
-/// Where an export lies, by the name of its dataset.
+/// The path of an export on the host, by the name of its dataset.
 #[track_caller]
 fn place_of(exported: &Value, dataset: &str) -> PathBuf {
     let mut exports = exported["exports"].as_array().expect("a list").iter();
@@ -39,7 +39,7 @@ async fn with_files(server: &Server, script: &str) -> Session {
     session
 }
 
-/// What a link of ours leads to.
+/// Content behind one of our links.
 async fn follow(client: &Client, url: &Value) -> String {
     let url = text(url);
     let path = url.split_once("://").map_or(url, |(_, rest)| &rest[rest.find('/').expect("/")..]);
@@ -119,7 +119,7 @@ async fn nothing_is_ever_overwritten() {
         let (one, two) = tokio::join!(ask(), ask());
         for exported in [one, two] {
             let installation = place_of(&exported, "t.csv");
-            // Whoever has it may write to it, and changes nothing else.
+            // An export can be edited, and this changes no other file.
             assert_eq!(read(&installation), format!("{turn}\n"));
             fs::write(&installation, format!("mine, {turn}")).expect("it can be written");
             places.push((installation, turn));
@@ -185,7 +185,7 @@ async fn any_name_can_be_exported_and_leads_nowhere_else() {
         let size = fs::metadata(installation).expect("it is there").len();
         assert_eq!(export["size"], size, "{export:#}");
     }
-    // All of them, but for a name that has no room for the time.
+    // All of them, except a name that is too long for the added time.
     let refused = all["refused"].as_array().expect("a list");
     assert_eq!(exports.len() + refused.len(), 9, "{all:#}");
     assert!(refused.len() <= 1, "{all:#}");
@@ -199,7 +199,7 @@ async fn one_of_very_many_is_found() {
     let session = server.session().await;
     let code = "for n in range(1500): open(f'/session/data/{n}.csv', 'w').write(f'{n}')";
     session.printed(code).await;
-    // Whichever of them a bounded listing leaves out.
+    // Some of these are missing from a bounded listing.
     let wanted: Vec<String> = (0..1500).step_by(50).map(|n| format!("{n}.csv")).collect();
     let exported = session.export(json!({"datasets": wanted})).await;
     assert_eq!(exported["refused"], json!([]), "{exported:#}");

@@ -1,4 +1,4 @@
-//! Code that changes the place where its datasets go.
+//! Code that replaces the directory where its datasets are written.
 
 use serde_json::json;
 
@@ -27,11 +27,11 @@ async fn a_place_that_is_gone_or_another_is_not_written_to() {
         session.put(&known, "").await.error(409, code);
         let found = session.shell("grep -rl secret /tmp /session /dev/shm; true").await;
         assert_eq!(found["stdout"], "", "{spoil}");
-        // An export finds nothing there, and nothing behind a link.
+        // An export finds nothing there, and does not follow a link.
         session.shell("echo private > /tmp/private.csv").await;
         let exported = session.export(json!({})).await;
         assert_eq!(exported["exports"], json!([]), "{spoil}: {exported:#}");
-        // All is well when the place is.
+        // Uploads work again when the directory is restored.
         session.shell("chmod 755 data; rm -rf data; mkdir data").await;
         session.put("t.csv", "secret").await.json(200);
         session.stop().await;
@@ -49,7 +49,7 @@ async fn folders_that_lead_elsewhere_are_not_followed() {
         assert_eq!(session.status(name).await, "FAILED", "{name}");
     }
     assert_eq!(session.all_in("/tmp").await, Vec::<String>::new());
-    // A link in its place is replaced, and what it led to is left alone.
+    // A link with the dataset's name is replaced, and its target is not changed.
     session.put("alias", "new").await.json(200);
     let looked = session.shell("cd data; cat file alias; test -L alias || echo plain").await;
     assert_eq!(text(&looked["stdout"]), "x\nnewplain\n");

@@ -1,4 +1,4 @@
-//! What is told of the datasets of a session.
+//! The list of a session's datasets.
 
 use std::fs;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ async fn the_list_is_bounded_and_says_so() {
     let list = session.datasets().await;
     let listed = list["datasets"].as_array().expect("a list");
     assert_eq!((listed.len(), &list["more"]), (1000, &json!(500)));
-    // Just over the bound, nothing is lost in silence either.
+    // Just over the bound, the rest is counted too.
     session.printed("for n in range(469): os.unlink(f'/session/data/many/{n}.csv')").await;
     let list = session.datasets().await;
     assert_eq!(
@@ -79,7 +79,7 @@ async fn datasets_that_code_made_or_removed_are_listed_as_they_are() {
     );
     assert!(list["datasets"].as_array().expect("a list").iter().all(|it| it["status"] == "LOADED"));
     assert_eq!(list["more"], 2, "a link and a pipe are no datasets, but they are there");
-    // A hash is only told of what has it.
+    // A hash is listed only for a dataset that is unchanged since it was staged.
     assert_eq!(session.dataset("kept.csv").await["sha256"], super::sha256("a,b\n1,2\n"));
     for name in ["changed.csv", "same_size.csv", "named.txt"] {
         assert_eq!(session.dataset(name).await.get("sha256"), None, "{name}");
@@ -127,7 +127,7 @@ async fn a_directory_of_the_host_is_listed_as_the_session_sees_it() {
     assert_eq!(listed[0]["path"], "/data/2024/t.parquet");
     assert_eq!((&listed[0]["columns"], &listed[0]["rows"]), (&json!(["a", "b"]), &json!(5)));
     assert_eq!(session.shell("cat /data/link.csv").await["status"], "error");
-    // What the host adds is seen at once.
+    // Files that the host adds are listed at once.
     fs::write(data.join("new.csv"), "a\n").expect("a file");
     assert_eq!(session.status("new.csv").await, "LOADED");
     fs::remove_file(data.join("new.csv")).expect("it is there");

@@ -1,4 +1,4 @@
-//! Datasets over HTTP: how they come in, what code and callers see of them, how they go out.
+//! Datasets over HTTP: uploads, what code and callers see, and exports.
 
 mod broken;
 mod cache;
@@ -27,7 +27,7 @@ use belljar_testkit::session::Session;
 use belljar_testkit::values::{names, text};
 use belljar_testkit::wait::PATIENCE;
 
-/// A server whose sessions take datasets.
+/// A server whose sessions accept datasets.
 async fn serve(env: &[(&str, &str)]) -> Server {
     let installation = Installation::new().env("DATASET_ACCESS", "API");
     let installation =
@@ -39,28 +39,28 @@ fn sha256(content: impl AsRef<[u8]>) -> String {
     Digest::of(content.as_ref()).to_string()
 }
 
-/// What is on its way into the cache.
+/// Files that are being written into the cache.
 fn incoming(installation: &Installation) -> Vec<String> {
     names(&installation.path("cache/incoming"))
 }
 
-/// Where the cache has content, of whichever tenant.
+/// The path of cached content, of any tenant.
 fn cached(installation: &Installation, sha256: &str) -> Option<PathBuf> {
     let tenants = names(&installation.path("cache")).into_iter();
     let mut paths = tenants.map(|tenant| installation.path("cache").join(tenant).join(sha256));
     paths.find(|path| path.exists())
 }
 
-/// A session that takes datasets and gives them out.
+/// Requests for the datasets of a session.
 trait DatasetSession {
-    /// Sends a dataset; `name` is as it stands in the URL, with whatever follows it.
+    /// Uploads a dataset. `name` is as in the URL, and may have a query.
     async fn put(&self, name: &str, content: impl Into<Bytes>) -> Answer;
 
     async fn post_datasets(&self, ask: Value) -> Answer;
 
     async fn datasets(&self) -> Value;
 
-    /// What the list tells of one dataset; null if nothing.
+    /// The list's entry of one dataset, or null.
     async fn dataset(&self, name: &str) -> Value;
 
     async fn status(&self, name: &str) -> Value;
@@ -70,7 +70,7 @@ trait DatasetSession {
     /// Everything in a directory, hidden or not.
     async fn all_in(&self, directory: &str) -> Vec<String>;
 
-    /// Begins to send a dataset, of which all but `headers` is still to come.
+    /// Begins an upload: sends only the head, with these `headers`.
     async fn begin_put(&self, name: &str, headers: &str) -> Sending;
 }
 
@@ -119,7 +119,7 @@ impl DatasetSession for Session {
     }
 }
 
-/// A request of which the body is sent bit by bit; broken off when dropped.
+/// A request whose body is sent in pieces. Dropping it closes the connection.
 struct Sending(Pin<Box<dyn Wire>>);
 
 impl Sending {
@@ -131,7 +131,8 @@ impl Sending {
         sending.await.expect("it is taken").expect("it is taken");
     }
 
-    /// The status and the body of the answer, which ends when the server closes or has sent it all.
+    /// The status and the body of the response, which ends when it is complete or the server
+    /// closes.
     async fn answer(mut self) -> (u16, Value) {
         let mut answer = Vec::new();
         let reading = async {
@@ -147,7 +148,7 @@ impl Sending {
     }
 }
 
-/// An answer of JSON, if all of it is there.
+/// A JSON response, if it is complete.
 fn parse(answer: &[u8]) -> Option<(u16, Value)> {
     let text = std::str::from_utf8(answer).ok()?;
     let (head, body) = text.split_once("\r\n\r\n")?;
@@ -158,14 +159,14 @@ fn parse(answer: &[u8]) -> Option<(u16, Value)> {
     Some((status, serde_json::from_str(body).ok()?))
 }
 
-/// Bytes that say which they are, in every line, so that a mix is seen.
+/// Every line contains the seed, so that mixed content is detected.
 fn numbered(seed: u32, length: usize) -> Vec<u8> {
     let mut bytes = format!("{seed:08}\n").repeat(length / 9 + 1).into_bytes();
     bytes.truncate(length);
     bytes
 }
 
-/// A Parquet file with columns `a` and `b`, as far as its footer tells.
+/// A Parquet file with columns `a` and `b`; only its footer is valid.
 fn parquet(rows: u8) -> Vec<u8> {
     let mut footer = vec![0x15, 2, 0x19, 0x3c];
     footer.extend(b"\x48\x06schema\x15\x04\0");
@@ -176,7 +177,7 @@ fn parquet(rows: u8) -> Vec<u8> {
     [b"PAR1", &footer[..], &length, b"PAR1"].concat()
 }
 
-/// The entry of a dataset without what differs from run to run.
+/// A dataset's entry without the fields that differ between test runs.
 fn steady(mut entry: Value) -> Value {
     let modified = entry.as_object_mut().and_then(|entry| entry.remove("modified"));
     assert!(modified.as_ref().map(text).is_some_and(|time| time.ends_with('Z')), "{entry:#}");

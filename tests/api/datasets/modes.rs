@@ -1,4 +1,4 @@
-//! Where files live and where datasets come from: every combination.
+//! Every combination of the storage of files and the source of datasets.
 
 use std::fs;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ async fn uploads_are_taken_or_refused(session: &Session, access: &str) {
         "name": "staged.csv", "path": "/session/data/staged.csv", "status": "LOADED",
         "size": TABLE.len(), "sha256": super::sha256(TABLE), "cached": false,
     });
-    // What was staged in one mode is in the cache for the other.
+    // Content that was staged in one mode is cached for the other.
     let mut told = steady(answer.json(200));
     told["cached"] = false.into();
     assert_eq!(told, staged);

@@ -1,4 +1,4 @@
-//! What a dataset may be called.
+//! Valid and invalid names of datasets.
 
 use serde_json::json;
 
@@ -21,7 +21,7 @@ async fn names_are_kept_as_they_are_written() {
         ("%2541.csv", "%41.csv"),
         ("-rf", "-rf"),
         ("$(touch%20x);%20'%22.csv", "$(touch x); '\".csv"),
-        // Not to be mistaken for the call of this name.
+        // Not confused with the call `export`.
         ("export", "export"),
         ("dir/export", "dir/export"),
     ] {
@@ -77,7 +77,7 @@ async fn names_that_lead_elsewhere_or_hide_are_refused() {
         let answer = session.put(bad, "x").await;
         assert!((400..500).contains(&answer.status), "{answer}");
     }
-    // Nothing is no name, whatever it is taken for.
+    // An empty name is invalid on every route that it could match.
     for nothing in ["", "a/"] {
         let answer = session.put(nothing, "x").await;
         assert!([404, 405, 422].contains(&answer.status), "{answer}");

@@ -1,4 +1,4 @@
-//! A server that datasets come from.
+//! An HTTP server that datasets are fetched from.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -7,18 +7,18 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-/// Answers every request with what its script says, one connection each.
+/// Answers every request as its script says, one request per connection.
 pub(super) struct Origin {
     pub(super) address: SocketAddr,
     heads: Arc<Mutex<Vec<String>>>,
-    /// Held requests go on when there is a permit for them.
+    /// A held request continues when it gets a permit.
     gate: Arc<Semaphore>,
 }
 
-/// What is answered to a request.
+/// The response to a request.
 pub(super) enum Reply {
     Now(String),
-    /// When the gate lets it.
+    /// Sent after [`Origin::release`].
     Held(String),
 }
 
@@ -31,7 +31,7 @@ pub(super) fn status(line: &str, body: &str) -> Reply {
 }
 
 impl Origin {
-    /// `script` is given the head of a request, in lower case but for its first line.
+    /// `script` gets the head of a request, in lower case except its first line.
     pub(super) async fn start(script: impl Fn(&str) -> Reply + Send + Sync + 'static) -> Origin {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let origin = Origin {
@@ -51,7 +51,7 @@ impl Origin {
         origin
     }
 
-    /// What was asked so far.
+    /// The heads of all requests so far.
     pub(super) fn heads(&self) -> Vec<String> {
         self.heads.lock().expect("nobody panics with it").clone()
     }
@@ -60,7 +60,7 @@ impl Origin {
         self.heads().len()
     }
 
-    /// Lets one held request go on.
+    /// Lets one held request continue.
     pub(super) fn release(&self) {
         self.gate.add_permits(1);
     }

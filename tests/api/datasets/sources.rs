@@ -15,7 +15,7 @@ use belljar_testkit::wait::eventually;
 const TABLE: &str = "city,people\nBonn,3\nKiel,2\n";
 const SECRET: &str = "hunter2-very-secret";
 
-/// A server that fetches `sales/...` and `one` from this origin, which it may.
+/// A server that may fetch `sales/...` and `one` from this origin.
 async fn fetching_from(origin: &Origin) -> Server {
     let url = format!("http://{}/d/{{path}}", origin.address);
     let sources = json!({
@@ -66,11 +66,11 @@ async fn a_dataset_is_fetched_once_under_any_name() {
                "format": "csv", "columns": ["city", "people"], "rows": 2})
     );
     assert_eq!(origin.asked(), 1);
-    // Again: it is there, so nobody is asked.
+    // Again: it is there, so the origin gets no request.
     let again = session.post_datasets(json!({"dataset": "sales/q1"})).await.json(200);
     assert_eq!((&again["status"], &again["cached"]), (&json!("LOADED"), &json!(true)));
     assert_eq!((&again["name"], origin.asked()), (&json!("sales/q1.csv"), 1));
-    // Unless code has changed or removed it; and without an ETag it is fresh for a while.
+    // Unless code has changed or removed it. Without an ETag the cached copy is fresh for a while.
     for spoil in [
         "rm data/sales/q1.csv",
         "echo x > data/sales/q1.csv",
@@ -87,7 +87,7 @@ async fn a_dataset_is_fetched_once_under_any_name() {
     let ask = json!({"dataset": "sales/q1", "refresh": true});
     let told = other.post_datasets(ask).await.json(200);
     assert_eq!((&told["status"], origin.asked()), (&json!("LOADED"), 2));
-    // What it is called.
+    // The name of the dataset.
     for (dataset, name) in [("sales/q2", "sales/q2.csv"), ("sales/named.txt", "sales/named.txt")] {
         let told = session.post_datasets(json!({"dataset": dataset})).await.json(200);
         assert_eq!(told["name"], name);
@@ -126,7 +126,7 @@ async fn a_source_with_a_tag_is_asked_whether_it_has_changed() {
     assert_eq!(second.shell("cat data/sales/t.csv").await["stdout"], "a\n2\n");
     assert_eq!(first.shell("cat data/sales/t.csv").await["stdout"], "a\n1\n", "it did not ask");
 
-    // A damaged copy is no copy: it is fetched in full, and the cache is whole again.
+    // A damaged copy is not used: the content is fetched in full, and the cache is repaired.
     let path = cached(&server.installation, &sha256("a\n2\n")).expect("it is cached");
     fs::write(&path, "a\n3\n").expect("it is there");
     let third = server.session().await;
@@ -150,7 +150,7 @@ async fn a_fetch_in_the_background_reports_later() {
     let session = server.session().await;
     let ask = |name: &str| json!({"dataset": name, "wait": false});
     for (name, end) in [("sales/bad.csv", "FAILED"), ("sales/good.csv", "LOADED")] {
-        // A second time it is pending again, whatever it was before.
+        // The second request is pending again, whatever the state was before.
         for _ in 0..2 {
             let told = session.post_datasets(ask(name)).await;
             if end == "LOADED" && told.status == 200 {
@@ -165,7 +165,7 @@ async fn a_fetch_in_the_background_reports_later() {
         }
     }
     assert_eq!(session.shell("cat data/sales/good.csv").await["stdout"], TABLE);
-    // What can be said at once is.
+    // Errors that are known at once are returned at once.
     session.post_datasets(ask("unknown/x")).await.error(404, "no_source");
     session.post_datasets(ask("..")).await.error(422, "invalid");
     assert_eq!(origin.asked(), 3);
@@ -214,7 +214,7 @@ async fn what_goes_wrong_at_a_source_is_said() {
 async fn credentials_of_a_source_go_to_no_other_host() {
     let origin = Origin::start(|head| match origin::path(head) {
         "/d/good.csv" => ok("", TABLE),
-        // Some repeat what they were sent.
+        // Some servers repeat request headers in the response.
         _ => origin::status(
             "401 Unauthorized",
             origin::header(head, "authorization").unwrap_or("nobody"),

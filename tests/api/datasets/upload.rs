@@ -1,4 +1,4 @@
-//! Datasets that callers send.
+//! Datasets that callers upload.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ async fn any_format_arrives_as_it_is() {
         expected.as_object_mut().expect("an object").extend(about);
         assert_eq!(steady(session.dataset(name).await), expected);
     }
-    // Code may do with it as it likes.
+    // Code may change, move and remove its datasets.
     let owned = session.shell("cd data && echo 3 >> t.csv && mv raw.bin r && rm empty").await;
     assert_eq!(owned["status"], "ok", "{owned:#}");
     let changed = session.dataset("t.csv").await;
@@ -76,7 +76,7 @@ async fn it_is_replaced_at_once_or_not_at_all() {
     let server = serve(&[]).await;
     let session = server.session().await;
     session.put("d/table.csv", numbered(0, SIZE)).await.json(200);
-    // Whatever a reader opens is one content from its first byte to its last.
+    // Each file that a reader opens has one version's content from its first byte to its last.
     let code = format!(
         "import os\nseen = []\nprint('reading', flush=True)\n\
          while not os.path.exists('/session/go'):\n\
@@ -92,7 +92,7 @@ async fn it_is_replaced_at_once_or_not_at_all() {
         let told = session.put("d/table.csv", numbered(seed, SIZE)).await.json(200);
         assert_eq!(told["sha256"], sha256(numbered(seed, SIZE)));
     }
-    // Two at once: one of them wins, whole.
+    // Two at once: one of them wins, with its whole content.
     let (one, two) = tokio::join!(
         session.put("d/table.csv", numbered(100, SIZE)),
         session.put("d/table.csv", numbered(200, SIZE))
@@ -121,7 +121,7 @@ async fn it_may_come_in_pieces_and_is_pending_until_the_last() {
         assert_eq!(pending["path"], format!("/session/data/{name}"));
         assert_eq!((pending.get("reason"), pending.get("size")), (None, None), "{pending:#}");
     }
-    // Nobody inside sees anything of it, and everything else goes on.
+    // Code in the sandbox sees nothing of it, and other work continues.
     assert_eq!(session.all_in("/session/data").await, Vec::<String>::new());
     assert_eq!(super::incoming(&server.installation).len(), 2);
     chunked.send("4\r\n1,2\n\r\n0\r\n\r\n").await;
@@ -148,7 +148,7 @@ async fn what_replaces_another_is_pending_too() {
     let failed = session.dataset("t.csv").await;
     assert!(text(&failed["reason"]).contains("interrupted"), "{failed:#}");
     assert_eq!(session.shell("cat data/t.csv").await["stdout"], "a\n1\n", "it was not touched");
-    // What code makes of it is another thing.
+    // A file that code writes in its place is not reported as failed.
     session.shell("sleep 0.01; echo c > data/t.csv").await;
     let own = session.dataset("t.csv").await;
     assert_eq!((&own["status"], own.get("reason")), (&json!("LOADED"), None), "{own:#}");
@@ -195,7 +195,7 @@ async fn only_sessions_that_live_and_are_ones_own_take_it() {
     session.put("t.csv?sha256=short", "y").await.error(422, "invalid");
     assert_eq!(session.shell("cat /session/data/t.csv").await["stdout"], "x");
 
-    // One that ends while it is being sent to, and one that has ended.
+    // A session that ends during an upload, and one that has ended.
     let mut late = session.begin_put("late", "Content-Length: 4").await;
     late.send("la").await;
     drop(late);
@@ -221,7 +221,7 @@ async fn too_large_is_refused_before_it_comes_or_when_it_does() {
     counted.send(&piece).await;
     counted.send(&piece).await;
     counted.send("1\r\nx\r\n").await;
-    // What follows is not waited for.
+    // The server does not wait for the rest.
     counted.send("1\r\nx\r\n").await;
     let (status, told) = counted.answer().await;
     assert_eq!((status, &told["error"]["code"]), (413, &json!("too_large")), "{told:#}");
@@ -230,7 +230,7 @@ async fn too_large_is_refused_before_it_comes_or_when_it_does() {
     assert!(text(&failed["reason"]).contains("BELLJAR_DATASET_SIZE"), "{failed:#}");
     assert_eq!(session.dataset("declared").await, Value::Null, "it was never begun");
 
-    // Whoever sends it anyway hears of it too.
+    // A client that sends the body without waiting gets the error too.
     session.put("sent", vec![b'x'; 8 << 20]).await.error(413, "too_large");
     session.put(".hidden", vec![b'x'; 8 << 20]).await.error(422, "invalid");
     session.put("most", vec![b'x'; 1 << 20]).await.json(200);

@@ -1,4 +1,4 @@
-//! The bytes of a file, read as fast as they are taken and no faster.
+//! Streams the bytes of a file, at the speed of the client.
 
 use std::io;
 use std::sync::Arc;
@@ -7,21 +7,20 @@ use axum::body::Body;
 use axum::body::Bytes;
 use futures_util::stream;
 
-/// Read at a time: a thread is woken for each, and each is in memory until the client has it.
+/// Bytes of one read. Each read uses a blocking thread, and its bytes are in memory until the client has read them.
 const CHUNK: u64 = 512 * 1024;
 
-/// What [`stream`] takes of the server's memory: a piece that is sent, and the next.
+/// The memory that [`stream`] uses: the piece that is sent, and the next one.
 pub(crate) fn memory(from: u64, to: u64) -> u64 {
     (to - from).min(2 * CHUNK)
 }
 
-/// The bytes from `from` up to `to`, which must be there. `read` fills its buffer with what is at an
-/// offset.
+/// The bytes from `from` up to `to`, which must exist. `read` fills its buffer with the bytes at an offset.
 pub(crate) fn stream<R>(read: R, from: u64, to: u64) -> Body
 where
     R: Fn(&mut [u8], u64) -> io::Result<()> + Send + Sync + 'static,
 {
-    // The next piece is read while the one before is on its way.
+    // The next piece is read while the previous one is sent.
     let reader = Arc::new(read);
     let first = read_ahead(&reader, from, to);
     Body::from_stream(stream::unfold((reader, from, first), move |(reader, at, next)| async move {
@@ -31,7 +30,7 @@ where
                 let at = at + bytes.len() as u64;
                 (at, read_ahead(&reader, at, to))
             }
-            // The client sees a body that ends too early.
+            // The client sees that the body ends too early.
             Err(_) => (to, None),
         };
         Some((read, (reader, at, next)))

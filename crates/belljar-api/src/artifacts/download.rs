@@ -1,7 +1,7 @@
-//! `/artifacts/{id}`: content, for clients with a link.
+//! `/artifacts/{id}`: downloads the content of an artifact with a link.
 //!
-//! No key is needed here, only the token in the link. Whatever is wrong with a token, the
-//! answer is the same and takes the same time, and nothing of the artifact is looked at before.
+//! No key is needed here, only the token in the link. For every invalid token, the response is the
+//! same and takes the same time, and the artifact is not read before the token is checked.
 
 use std::io;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ use crate::error::{ApiError, ErrorBody};
 use crate::input::{Path, Query};
 use crate::tenants::keeping;
 
-/// Up to this size content is compared with its hash before any of it is sent.
+/// Content up to this size is compared with its hash before any of it is sent.
 const VERIFIED_UP_TO: u64 = 1024 * 1024;
 
-/// What may run in a page that a sandbox made: its own scripts, without an origin, without cookies,
-/// and without anything to talk to.
+/// The policy for a page from a sandbox: it may run its own scripts, without an origin, without
+/// cookies and without connections.
 const CAGE: &str = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline' \
                     'unsafe-eval' blob:; style-src 'unsafe-inline'; img-src data: blob:; \
                     font-src data:; media-src data: blob:; worker-src blob:";
 
-/// The same for what is only shown, such as a PDF. Viewers of browsers do not work in a sandbox, so
-/// this is not one: it takes scripts, connections and forms from whatever a viewer makes of it.
+/// The policy for content that is only shown, such as a PDF. The viewers of browsers do not work
+/// with `sandbox`, so it is not set here. Scripts, connections and forms are forbidden instead.
 const SHOWN: &str = "script-src 'none'; connect-src 'none'; form-action 'none'; base-uri 'none'";
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -94,7 +94,7 @@ async fn answer(
     if asked(header::IF_NONE_MATCH).is_some_and(|known| names(known, &etag)) {
         return Ok(StatusCode::NOT_MODIFIED.into_response());
     }
-    // The client has a part of other content: a range of this one is of no use to it.
+    // If the client has a part of other content, a range of this content is useless to it.
     let is_same = asked(header::IF_RANGE).is_none_or(|known| known == etag);
     let range = asked(header::RANGE).filter(|_| is_same && !is_head);
     let span = match Span::of(range, row.size) {
@@ -105,7 +105,7 @@ async fn answer(
         Body::empty()
     } else if row.size <= VERIFIED_UP_TO {
         let bytes = verified(row, content).await?;
-        // Within the size that was just compared.
+        // The range is within the size that was just checked.
         bytes.slice(to_usize(span.from)..to_usize(span.to)).into()
     } else {
         content::stream(move |to, at| content.read_exact_at(to, at), span.from, span.to)
@@ -117,7 +117,7 @@ fn to_usize(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
-/// The whole content, if it is what was taken once.
+/// The whole content, if it still matches its hash.
 async fn verified(row: &ArtifactRow, content: BlobReader) -> Result<axum::body::Bytes, ApiError> {
     let (size, sha256) = (row.size, row.sha256);
     let reading = tokio::task::spawn_blocking(move || {
@@ -145,7 +145,7 @@ pub(crate) fn content_damaged() -> ApiError {
     .hint("`belljar artifacts verify` on the server lists all that are")
 }
 
-/// What the client should know of the content, whichever part of it it gets.
+/// Sets the headers that describe the content, for the whole content and for ranges.
 fn describe(row: &ArtifactRow, as_attachment: bool, headers: &mut HeaderMap) {
     let mut set = |name, value: &str| {
         if let Ok(value) = HeaderValue::from_str(value) {
@@ -155,7 +155,8 @@ fn describe(row: &ArtifactRow, as_attachment: bool, headers: &mut HeaderMap) {
     set(header::CONTENT_TYPE, &row.mime);
     set(header::ETAG, &etag(row));
     set(header::ACCEPT_RANGES, "bytes");
-    // The content behind a link never changes, but the link dies: ask again, every time.
+    // The content behind a link never changes, but the link expires, so caches must check every
+    // time.
     set(header::CACHE_CONTROL, "private, no-cache");
     set(header::CONTENT_DISPOSITION, &disposition(&row.name, as_attachment));
     set(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
@@ -168,7 +169,7 @@ fn etag(row: &ArtifactRow) -> String {
     format!("\"{}\"", row.sha256)
 }
 
-/// Whether an `If-None-Match` names this tag.
+/// Whether an `If-None-Match` header contains this tag.
 fn names(header: &str, etag: &str) -> bool {
     header
         .split(',')
@@ -176,8 +177,8 @@ fn names(header: &str, etag: &str) -> bool {
         .any(|known| known == "*" || known == etag)
 }
 
-/// How to show or save it, and under which name: a plain one for old clients, the true one for
-/// all others.
+/// Whether to show or save the content, and its name: an ASCII name for old clients, and the real
+/// name for all others.
 fn disposition(name: &str, as_attachment: bool) -> String {
     let how = if as_attachment { "attachment" } else { "inline" };
     let plain: String = name

@@ -1,12 +1,12 @@
-//! Signed links to artifacts, made anew for every answer.
+//! Signed links to artifacts, created for every response.
 
 use belljar_engine::artifacts::{Artifact, ArtifactStore, Artifacts, Method};
 use belljar_engine::exec::result::ExecResult;
 
-/// Where clients find this server.
+/// Creates links with the address of this server.
 #[derive(Debug, Clone)]
 pub(crate) struct Links {
-    /// Nothing, where it cannot be reached by an address: links are then only paths.
+    /// The prefix of links. Empty if the server has no address; then links are only paths.
     base: String,
 }
 
@@ -15,7 +15,7 @@ impl Links {
         Links { base }
     }
 
-    /// A link, and until when it is good, in seconds since 1970.
+    /// A link, and its expiry in seconds since 1970.
     pub(crate) fn url(&self, store: &ArtifactStore, method: Method, id: &str) -> (String, u64) {
         let link = store.link(method, id);
         (format!("{}/artifacts/{id}?token={}", self.base, link.token), link.expires_s)

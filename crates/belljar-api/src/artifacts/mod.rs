@@ -136,7 +136,7 @@ async fn page(
     limit: Option<u32>,
 ) -> Result<Json<ArtifactsBody>, ApiError> {
     if let Some(before) = &before {
-        // Otherwise an unknown one would be the end of the list.
+        // Without this check, an unknown id would look like the end of the list.
         app.engine.artifact(who, before).await?;
     }
     let limit = page_size(limit)?;

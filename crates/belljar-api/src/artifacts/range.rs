@@ -1,21 +1,21 @@
-//! `Range` headers: which part of a file to send.
+//! Parses `Range` headers: which part of a file to send.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-/// The bytes that are sent of a file.
+/// The range of bytes of a file to send.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
     pub(crate) from: u64,
-    /// The first that is not part of it.
+    /// The end, exclusive.
     pub(crate) to: u64,
     size: u64,
     is_part: bool,
 }
 
 impl Span {
-    /// The range that a `Range` header asks for, or the answer 416.
+    /// The range that a `Range` header requests, or the response 416.
     #[expect(clippy::result_large_err, reason = "it is the answer, and is sent as it is")]
     pub(crate) fn of(range: Option<&str>, size: u64) -> Result<Span, Response> {
         match part(range, size) {
@@ -28,7 +28,7 @@ impl Span {
         }
     }
 
-    /// An answer with these bytes, or to HEAD, without them.
+    /// A response with these bytes; for HEAD, `body` is empty.
     pub(crate) fn respond(self, body: Body) -> Response {
         let Span { from, to, size, is_part } = self;
         let status = if is_part { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
@@ -48,14 +48,14 @@ impl Span {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RangePart {
     Whole,
-    /// From the first byte to this one, which is not part of it.
+    /// Start, and end (exclusive).
     Bytes(u64, u64),
-    /// There is nothing where it was asked for.
+    /// The requested range is outside of the file.
     Nothing,
 }
 
-/// What a `Range` header asks of a file of this size. Several ranges, and what makes no sense, are
-/// answered with the whole file, as the standard allows.
+/// The part of a file of this size that a `Range` header requests. For several ranges and for
+/// invalid headers it is the whole file, as the standard allows.
 fn part(header: Option<&str>, size: u64) -> RangePart {
     let Some(range) = header.and_then(|text| text.trim().strip_prefix("bytes=")) else {
         return RangePart::Whole;
@@ -63,7 +63,7 @@ fn part(header: Option<&str>, size: u64) -> RangePart {
     let Some((first, last)) = range.trim().split_once('-') else { return RangePart::Whole };
     let number = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        // Too large to be a number is beyond every end.
+        // A number that does not fit is beyond the end of every file.
         digits.then(|| text.parse::<u64>().unwrap_or(u64::MAX))
     };
     match (number(first.trim()), last.trim()) {

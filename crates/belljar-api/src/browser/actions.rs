@@ -1,4 +1,4 @@
-//! What can be asked of a browser: a path and a body for each action.
+//! The actions of a browser: a path and a body for each.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::App;
 use crate::error::{ApiError, ErrorBody};
 use crate::input::{JsonBody, Path};
 
-/// Declares actions: what they are for, their name, their path, and the fields of their body; all
-/// have a tab, a timeout and an id.
+/// Declares actions: their description, name, path, and the fields of their body. All actions also have a tab, a
+/// timeout and an id.
 macro_rules! actions {
     ($(
         $(#[doc = $doc:literal])+

@@ -1,5 +1,5 @@
-//! The answer to an action. The driver's answer comes from a sandbox: it is put into a known shape,
-//! and what does not fit is not passed on.
+//! The response to an action. The driver's answer comes from a sandbox, so it is not trusted: only
+//! known fields are passed on.
 
 use std::sync::Arc;
 
@@ -133,14 +133,14 @@ fn interrupted() -> ApiError {
     ApiError::new(StatusCode::CONFLICT, "interrupted", "the action was interrupted")
 }
 
-/// What an action can fail with, one of each kind, for the document of the API.
+/// One sample of each error of an action, for the OpenAPI document.
 pub(crate) fn samples() -> Vec<ApiError> {
     let fails = |code: &&'static str| failed(code, String::new());
     let own = [missing(String::new()), interrupted(), memory(""), not_kept("")];
     own.into_iter().chain(CODES.iter().map(fails)).collect()
 }
 
-/// The image cannot have a browser.
+/// The error if the image cannot run a browser.
 pub(super) fn missing(why: String) -> ApiError {
     ApiError::new(StatusCode::CONFLICT, "no_browser", why)
 }
@@ -158,7 +158,7 @@ fn failed(code: &'static str, message: String) -> ApiError {
     ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, code, message)
 }
 
-/// What went wrong, in the driver's words.
+/// The error that the driver reported.
 fn refused(error: &ErrorReport) -> ApiError {
     let (status, code) = match error.name.as_str() {
         "no_browser" => (StatusCode::CONFLICT, "no_browser"),
@@ -175,7 +175,7 @@ fn refused(error: &ErrorReport) -> ApiError {
     }
 }
 
-/// Those of `kernels/browser/belljar_browser/errors.py`.
+/// The error codes in `kernels/browser/belljar_browser/errors.py`.
 const CODES: [&str; 13] = [
     "invalid",
     "browser_crashed",
@@ -192,7 +192,7 @@ const CODES: [&str; 13] = [
     "task_failed",
 ];
 
-/// A picture that was taken and could not be kept.
+/// The error for a screenshot that could not be stored.
 fn refusal(artifacts: &Artifacts, path: Option<&str>) -> Option<ApiError> {
     let refused = artifacts.artifacts_refused.iter().find(|one| Some(one.path.as_str()) == path)?;
     Some(not_kept(&refused.reason))
@@ -203,7 +203,7 @@ fn not_kept(reason: &str) -> ApiError {
     ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "artifact_refused", message)
 }
 
-/// The picture itself.
+/// A response with the screenshot itself.
 async fn bytes(app: &App, result: &ExecResult, path: &str) -> Result<Response, ApiError> {
     let is_it = |artifact: &&Artifact| artifact.path == path;
     let id = result.artifacts.artifacts.iter().find(is_it).and_then(|one| one.id.clone());

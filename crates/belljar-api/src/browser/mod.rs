@@ -1,8 +1,9 @@
-//! `/v1/sessions/{id}/browser`: what a person does with a browser, one action at a time.
+//! `/v1/sessions/{id}/browser`: controls a browser in the session, one action at a time.
 //!
-//! An action is an execution like any other: it has an id and a record, waits its turn, can be
-//! followed as a stream and interrupted. What drives Chromium is inside (`kernels/browser`); here
-//! its requests are checked, and its answers, which are not trusted, are put into a known shape.
+//! An action is an execution like any other: it has an id and a record, waits for its turn, can be
+//! followed as a stream and interrupted. The driver of Chromium runs in the sandbox
+//! (`kernels/browser`). This module checks the requests, and passes on only known fields of the
+//! answers, which are not trusted.
 
 mod actions;
 mod answer;
@@ -29,9 +30,9 @@ use crate::input::Path;
 /// Settings of browsers.
 #[derive(Debug, Clone)]
 pub struct BrowserConfig {
-    /// Seconds without use after which one is stopped.
+    /// Seconds without use after which a browser is stopped.
     pub idle_s: u64,
-    /// The model of tasks that name none, and where it answers.
+    /// The default model of tasks, and its URL.
     pub model: Option<String>,
     pub model_url: Option<String>,
 }
@@ -46,8 +47,8 @@ impl Default for BrowserConfig {
 const DEFAULT_TIMEOUT_S: f64 = 30.0;
 const DEFAULT_TASK_TIMEOUT_S: f64 = 600.0;
 
-/// The driver enforces the time limit itself, and reports what it waited for; this much later it is
-/// interrupted. The start of Chromium on a busy machine does not count.
+/// The driver enforces the time limit itself, and reports what it waited for. If it does not, it is
+/// interrupted this much later. The start of Chromium on a busy machine does not count.
 const SLACK_MS: u64 = 40_000;
 
 /// The variable with the idle time after which the driver stops Chromium.
@@ -69,7 +70,7 @@ pub(crate) async fn status(
     perform(&app, &who, &id, &headers, "status", Map::new()).await
 }
 
-/// Performs one action and answers.
+/// Performs one action and responds.
 async fn perform(
     app: &Arc<App>,
     who: &Principal,

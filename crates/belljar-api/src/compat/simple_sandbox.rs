@@ -69,7 +69,7 @@ pub(crate) async fn execute(
     let source = Source::Code { language: Language::Bash, text: body.command };
     let params = ExecParams {
         timeout_s: body.timeout,
-        // One pipe for both streams: output from two pipes has no order.
+        // One pipe for both streams, because output from two pipes has no order.
         merge_output: true,
         ..ExecParams::new(source)
     };

@@ -1,9 +1,9 @@
-//! Which errors an operation can answer with.
+//! The errors that each operation can return.
 //!
-//! An error gets its status and code in one place: where it is made (`crate::error` for those of the
-//! engine, a function beside its handler for the others). Here one error of each kind is made in the same
-//! way, so the document cannot name another status than the server sends. That no kind is missing is what
-//! the tests are for: their client compares every answer with the document.
+//! An error gets its status and code in one place: where it is made (`crate::error` for errors of the engine, a
+//! function next to the handler for the others). Here one error of each kind is made with the same code, so the
+//! document cannot list a status that the server does not send. The tests check that no kind is missing: their client
+//! compares every response with the document.
 
 use belljar_engine::EngineError;
 use belljar_engine::admission::Full;
@@ -21,7 +21,7 @@ use crate::socket::not_a_websocket;
 use crate::tenants::too_much_unread;
 use crate::{artifacts, browser, datasets};
 
-/// What decides about the errors of an operation.
+/// The properties of an operation that decide which errors it can return.
 pub(super) struct Operation<'a> {
     pub(super) id: &'a str,
     pub(super) path: &'a str,
@@ -33,7 +33,7 @@ pub(super) struct Operation<'a> {
 pub(super) enum BodyKind {
     None,
     Json,
-    /// Bytes, read as they come.
+    /// Bytes, read while they arrive.
     Raw,
 }
 
@@ -43,7 +43,7 @@ impl Operation<'_> {
         matches!(self.path, "/healthz" | "/readyz") || self.path.starts_with("/artifacts/")
     }
 
-    /// Every error it can answer with; some more than once.
+    /// All errors that it can return; some of them more than once.
     pub(super) fn errors(&self) -> Vec<ApiError> {
         let mut errors = self.of_the_request();
         if !matches!(self.path, "/healthz" | "/readyz" | "/metrics") {
@@ -69,7 +69,7 @@ impl Operation<'_> {
         errors
     }
 
-    /// Of guard, path, query and body.
+    /// Errors of the guard, the path, the query and the body.
     fn of_the_request(&self) -> Vec<ApiError> {
         let mut errors = vec![
             malformed(""),
@@ -101,7 +101,7 @@ impl Operation<'_> {
         errors
     }
 
-    /// Whether it reads what is stored about a session, alive or not, and needs no sandbox.
+    /// Whether it only reads stored records of a session, live or ended, and needs no sandbox.
     fn reads_records(&self) -> bool {
         matches!(
             self.id,
@@ -116,7 +116,7 @@ impl Operation<'_> {
         )
     }
 
-    /// What only this operation, or a few, can answer with.
+    /// Errors that only this operation, or a few, can return.
     fn own(&self) -> Vec<ApiError> {
         match self.id {
             "sessions_create" => [of_creation(), keys(), volumes_inside()].concat(),
@@ -180,7 +180,7 @@ impl Operation<'_> {
     }
 }
 
-/// Of every operation that asks the engine for anything.
+/// Errors of every operation that calls the engine.
 fn of_the_server() -> Vec<ApiError> {
     vec![
         too_much_unread(),
@@ -207,7 +207,7 @@ fn not_now(refusal: Refusal) -> ApiError {
     EngineError::NotNow { session: String::new(), refusal, because: None }.into()
 }
 
-/// Of what needs the sandbox of a session, which may have to be woken for it.
+/// Errors of operations that need the sandbox of a session, which may have to be woken.
 fn of_a_live_session() -> Vec<ApiError> {
     let mut errors = vec![
         no_session(),
@@ -222,7 +222,7 @@ fn of_a_live_session() -> Vec<ApiError> {
     errors
 }
 
-/// Of making a sandbox: the server is full, or its container engine does not do it.
+/// Errors of creating a sandbox: the server is full, or its container engine fails.
 fn of_sandboxes() -> Vec<ApiError> {
     let engine = |error| EngineError::Create(RuntimeError::Engine(error)).into();
     let full = Full { whose: "this server's", what: "sessions", limit: 0, used: 0 };
@@ -240,7 +240,7 @@ fn full_error(full: Full) -> ApiError {
     EngineError::Full(full).into()
 }
 
-/// Of making a session or a run.
+/// Errors of creating a session or a run.
 fn of_creation() -> Vec<ApiError> {
     let mut errors = vec![
         EngineError::NoImage(String::new()).into(),
@@ -269,7 +269,7 @@ fn volumes_inside() -> Vec<ApiError> {
     ]
 }
 
-/// Of sleeping, branching and going back.
+/// Errors of hibernate, fork and restore.
 fn of_snapshots() -> Vec<ApiError> {
     vec![
         EngineError::NotAtRest { session: String::new(), reasons: Vec::new() }.into(),
@@ -305,7 +305,7 @@ fn of_terminals() -> Vec<ApiError> {
     ]
 }
 
-/// What a program inside could fail with, too.
+/// Errors of file operations, which a program in the sandbox could get too.
 fn of_files() -> Vec<ApiError> {
     let codes = [
         RefusalCode::NotFound,
@@ -337,7 +337,7 @@ fn of_staging() -> Vec<ApiError> {
     ]
 }
 
-/// Of servers that datasets come from.
+/// Errors of the sources of datasets.
 fn of_sources() -> Vec<ApiError> {
     let (id, origin) = (String::new, String::new);
     let refused = SourceError::RefusedAddress { host: origin(), kind: "a", can_be_allowed: false };
@@ -356,6 +356,6 @@ fn refused(of: impl FnOnce(RuntimeError) -> EngineError, code: RefusalCode) -> A
 }
 
 fn volume() -> belljar_engine::volumes::VolumeName {
-    // One letter is a name.
+    // One letter is a valid name.
     "v".parse().unwrap_or_else(|_| unreachable!("a name"))
 }

@@ -1,8 +1,8 @@
 //! Completes the OpenAPI document that utoipa generates from the handlers.
 //!
-//! Added here: the errors of every operation ([`errors`]), keys, names of operations, links from one
-//! operation to the next, examples, and what values must be like where a Rust type says less. It does not
-//! describe handlers: those are annotated where they are.
+//! Added here: the errors of every operation ([`errors`]), keys, names of operations, links from one operation to the
+//! next, examples, and constraints on values that the Rust types do not express. Handlers are not described here, but
+//! by their own annotations.
 
 mod errors;
 mod values;
@@ -24,7 +24,7 @@ pub(crate) fn complete(described: &utoipa::openapi::OpenApi) -> Value {
     let mut document = serde_json::to_value(described).unwrap_or_default();
     values::refine(&mut document);
     add_keys(&mut document);
-    // Errors of the server write to its log when they are made; these did not happen.
+    // Making a server error writes to the log. These errors did not happen, so the log is switched off.
     with_default(NoSubscriber::new(), || for_each_operation(&mut document, complete_operation));
     add_links(&mut document);
     document
@@ -60,8 +60,7 @@ fn complete_operation(components: &Value, path: &str, method: &str, operation: &
     }
 }
 
-/// One name for each operation in the whole document: the part of the API it belongs to, and the
-/// handler's name.
+/// A name for each operation that is unique in the document: the part of the API, and the handler's name.
 fn name_of(operation: &Value, method: &str) -> String {
     let tag = operation["tags"][0].as_str().unwrap_or("api").replace(' ', "_");
     let handler = operation["operationId"].as_str().unwrap_or(method);
@@ -71,12 +70,12 @@ fn name_of(operation: &Value, method: &str) -> String {
     }
 }
 
-/// What kind of body it takes. One without required fields may be left out.
+/// The kind of body that it takes. A body without required fields may be left out.
 fn body_of(components: &Value, operation: &mut Value) -> BodyKind {
     let Some(body) = operation.get_mut("requestBody") else { return BodyKind::None };
     let Some(schema) = body["content"].get("application/json").map(|content| &content["schema"])
     else {
-        // An empty file is a file.
+        // The body may be empty, because a file can be empty.
         body["required"] = json!(false);
         return BodyKind::Raw;
     };
@@ -87,7 +86,7 @@ fn body_of(components: &Value, operation: &mut Value) -> BodyKind {
     BodyKind::Json
 }
 
-/// All errors with the same status are one answer of the document, which lists their codes.
+/// All errors with the same status become one response in the document, which lists their codes.
 fn add_errors(operation: &mut Value, errors: &[ApiError]) {
     let mut codes: BTreeMap<u16, BTreeSet<&str>> = BTreeMap::new();
     for error in errors {
@@ -103,7 +102,7 @@ fn add_errors(operation: &mut Value, errors: &[ApiError]) {
     });
     for (status, codes) in codes {
         let present = responses.get(&status.to_string());
-        // `healthz` answers 503 with a body that is no error.
+        // `healthz` responds with 503 and a body that is not an error.
         if present.and_then(schema_of).is_none_or(|schema| schema == ERROR_SCHEMA) {
             let answer = error_answer(status, codes, present);
             responses.insert(status.to_string(), answer);
@@ -120,12 +119,12 @@ fn add_errors(operation: &mut Value, errors: &[ApiError]) {
 
 const ERROR_SCHEMA: &str = "#/components/schemas/ErrorBody";
 
-/// The name of the schema of a JSON answer.
+/// The name of the schema of a JSON response.
 fn schema_of(response: &Value) -> Option<&str> {
     response.pointer("/content/application~1json/schema/$ref")?.as_str()
 }
 
-/// The answer with this status: what the handler's annotation says, and the codes.
+/// The response with this status: the text of the handler's annotation, and the codes.
 fn error_answer(status: u16, codes: BTreeSet<&str>, present: Option<&Value>) -> Value {
     let own = present.and_then(|present| present["description"].as_str());
     let own = own.map(|own| format!("{own}. ")).unwrap_or_default();
@@ -154,7 +153,7 @@ fn headers_of(status: u16) -> Option<Value> {
     }
 }
 
-/// How a key is shown. A server without keys takes requests without one, from its own machine.
+/// How a client sends a key. A server without keys accepts requests without one, from its own machine.
 fn add_keys(document: &mut Value) {
     document["components"]["securitySchemes"] = json!({
         "bearer": {
@@ -169,13 +168,13 @@ fn add_keys(document: &mut Value) {
     document["security"] = json!([{"bearer": []}, {"api_key": []}]);
 }
 
-/// An operation whose answer names something, and where; other operations take it as a parameter.
+/// An operation whose response contains ids, and where they are; other operations take them as parameters.
 struct LinkSource {
     operation: &'static str,
     statuses: &'static [&'static str],
-    /// Parameters of paths, and where their values are.
+    /// Parameters of paths, and where their values are in the response.
     gives: &'static [(&'static str, &'static str)],
-    /// The paths that they are parameters of.
+    /// The prefix of the paths that have these parameters.
     below: &'static str,
 }
 
@@ -230,7 +229,7 @@ const SOURCES: [LinkSource; 8] = [
     },
 ];
 
-/// Links from what an operation answers to the operations that can follow.
+/// Adds links from the responses of an operation to the operations that can follow.
 fn add_links(document: &mut Value) {
     let mut targets: Vec<(String, String)> = Vec::new();
     for_each_operation(document, |_, path, _, operation| {
@@ -261,7 +260,7 @@ impl LinkSource {
     fn links(&self, targets: &[(String, String)]) -> Value {
         let parameters: Map<String, Value> =
             self.gives.iter().map(|(name, place)| ((*name).to_owned(), json!(place))).collect();
-        // Those that need nothing else: the others follow from the answers of these.
+        // Only operations that need no other parameters: the others follow from the responses of these.
         let follows = |path: &str| {
             path.starts_with(self.below)
                 && path.matches('{').count() == self.gives.len()

@@ -5,7 +5,7 @@ use belljar_engine::session::rules::Phase;
 use belljar_runtime::{USER_ID, languages};
 use serde_json::{Map, Value, json};
 
-/// Names of variables: the kernel takes any but these.
+/// Names of environment variables: the kernel accepts any name except these.
 const VARIABLE_NAME: &str = "^[^=\\u0000]+$";
 const VARIABLE_VALUE: &str = "^[^\\u0000]*$";
 
@@ -14,7 +14,7 @@ const DATASET_NAME: &str = r"^[^./\\\x00-\x1f\x7f-\x9f][^/\\\x00-\x1f\x7f-\x9f]{
 const EXEC_ID: &str = "^[A-Za-z0-9_.-]{1,64}$";
 const SIZE: &str = "^[0-9]+([bB]|[kKmMgGtT]([iI]?[bB])?)?$";
 
-/// Puts what schemas and parameters leave out into the document of the handlers.
+/// Adds what the schemas and parameters of the handlers leave out.
 pub(super) fn refine(document: &mut Value) {
     if let Some(schemas) = document["components"]["schemas"].as_object_mut() {
         for (name, schema) in schemas.iter_mut() {
@@ -34,7 +34,7 @@ pub(super) fn refine(document: &mut Value) {
     }
 }
 
-/// Everywhere: what cannot be negative is as large as its type, and not half of it.
+/// Numbers that cannot be negative get the full range of their unsigned type.
 fn walk(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -71,7 +71,7 @@ fn refine_schema(name: &str, schema: &mut Value) {
                 }
             }
         }
-        // Present, or absent as a whole.
+        // These fields are all present, or all absent.
         "HealthBody" => {
             schema["allOf"][0] = json!({"anyOf": [
                 {"$ref": "#/components/schemas/HealthDetail"}, {"type": "object"},
@@ -141,7 +141,7 @@ fn refine_field(schema: &str, field: &str, described: &mut Value) {
     }
 }
 
-/// Where code may go.
+/// The schema of a network policy.
 fn network() -> Value {
     json!({
         "description": "Where code may go: nowhere, to every public address, or to hosts by name.",
@@ -181,7 +181,8 @@ fn injection() -> Value {
 }
 
 fn events() -> Value {
-    // Without a type: what reads events one by one sees objects, what reads the body sees text.
+    // Without a type, because a client that reads single events sees objects, and one that reads
+    // the whole body sees text.
     json!({
         "description": "Server-sent events: `exec`, `stdout`, `stderr`, `display`, `result`, \
             `error`, `input`, `artifacts` and, last, `done`. The id of an event is the position \
@@ -189,7 +190,7 @@ fn events() -> Value {
     })
 }
 
-/// A parameter of a URL is there or not; it is never null.
+/// A parameter of a URL is present or absent, but never null.
 fn refine_parameters(operation: &mut Value) {
     let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
     for parameter in parameters.into_iter().flatten() {
@@ -219,7 +220,7 @@ fn refine_parameters(operation: &mut Value) {
     }
 }
 
-/// Answers of more than one kind.
+/// Responses of more than one kind.
 fn refine_answers(path: &str, method: &str, operation: &mut Value) {
     let streams = json!({"schema": {"$ref": "#/components/schemas/ExecEvents"}});
     let answers = &mut operation["responses"];
@@ -261,7 +262,7 @@ fn refine_answers(path: &str, method: &str, operation: &mut Value) {
     }
 }
 
-/// A request that works as it is written.
+/// An example request that works without changes.
 pub(super) fn example(operation: &str) -> Option<Value> {
     Some(match operation {
         "sessions_create" => json!({

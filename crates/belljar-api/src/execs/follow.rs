@@ -1,5 +1,5 @@
-//! An execution that a client follows, however it is answered: as a result, as server-sent events or
-//! over a WebSocket.
+//! An execution that a client follows, for any kind of response: as a result, as server-sent events or over a
+//! WebSocket.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use crate::error::{ApiError, internal};
 use crate::tenants::{Share, SharePermit};
 use crate::{large, stream};
 
-/// Results with more output than this are built on another thread: it takes a while.
+/// Results with more output than this are built on another thread, because it takes a while.
 const LARGE: u64 = 256 * 1024;
 
-/// The transcript of an execution, and what it takes of the tenant's memory.
+/// The transcript of an execution, and the permit for its memory.
 pub(crate) struct Followed {
     pub(crate) exec_id: String,
     pub(crate) transcript: Arc<Transcript>,
-    /// Whether the client asked for it a second time, after its end.
+    /// Whether the client repeated its request after the execution had ended.
     pub(crate) replayed: bool,
-    /// Empty for an execution in memory, whose transcript all readers share.
+    /// Empty for an execution in memory, because all readers share its transcript.
     permit: SharePermit,
 }
 
@@ -65,7 +65,7 @@ impl Followed {
         Ok(Followed { exec_id, transcript, replayed: false, permit })
     }
 
-    /// The events from a position on, as they happen.
+    /// Streams the events from a position on, while they happen.
     pub(crate) fn events(self, app: &Arc<App>, offset: u64) -> Response {
         stream::events(app.linker(), self.exec_id, self.transcript, offset, self.permit)
     }

@@ -1,4 +1,4 @@
-//! `/v1/sessions/{id}/exec` and `/execs`: executing, and reading what was executed.
+//! `/v1/sessions/{id}/exec` and `/execs`: executing, and reading executions.
 
 mod ask;
 mod follow;

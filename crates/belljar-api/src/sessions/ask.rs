@@ -112,7 +112,7 @@ impl AskedLimits {
     }
 }
 
-/// The most checkpoints of a session; each is a few files.
+/// The most checkpoints of a session. Each consists of a few files.
 const MAX_CHECKPOINTS: u64 = 1000;
 
 /// `true`, `"on"`, or bounds; `false` or `"off"` for none.

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::figures::{Figures, Machine, target_row};
 use crate::samples::{Summary, mib};
 
-/// Figures of artifacts, datasets and files.
+/// Results for artifacts, datasets and files.
 #[derive(Debug, Serialize)]
 pub(crate) struct FileFigures {
     pub(super) machine: Machine,
@@ -19,16 +19,16 @@ pub(crate) struct FileFigures {
     pub(super) notes: Vec<String>,
 }
 
-/// A large artifact, from the end of the code to the response with the result.
+/// Storing a large artifact: from the end of the code to the response with the result.
 #[derive(Debug, Serialize)]
 pub(super) struct Ingest {
     pub(super) bytes: u64,
     pub(super) rounds: u64,
     pub(super) seconds: f64,
     pub(super) mb_per_s: f64,
-    /// `sha256sum` of the same content, right after.
+    /// The speed of `sha256sum` on the same content, measured right after.
     pub(super) sha256sum_mb_per_s: f64,
-    /// Our speed to theirs.
+    /// Our speed divided by the speed of `sha256sum`.
     pub(super) ratio: f64,
     pub(super) target_ratio: f64,
     /// The largest growth of the server's resident memory.
@@ -49,12 +49,13 @@ pub(super) struct ManyFiles {
     pub(super) target_s: f64,
 }
 
-/// The cost of looking for artifacts after an execution that has none.
+/// The cost of searching for artifacts after an execution that has none.
 #[derive(Debug, Serialize)]
 pub(super) struct ArtifactCheck {
     /// Executions without a directory for artifacts.
     pub(super) without: Summary,
-    /// How much longer it takes with an empty directory, and with three folders in it: medians.
+    /// How much longer an execution takes with an empty directory, and with three folders in it:
+    /// medians.
     pub(super) empty_ms: f64,
     pub(super) folders_ms: f64,
     pub(super) target_ms: f64,
@@ -63,14 +64,14 @@ pub(super) struct ArtifactCheck {
 #[derive(Debug, Serialize)]
 pub(super) struct Staging {
     pub(super) storage: &'static str,
-    /// The client, or the server's cache.
+    /// The source: the client, or the server's cache.
     pub(super) from: &'static str,
     pub(super) bytes: u64,
     pub(super) mb_per_s: f64,
     pub(super) target_mb_per_s: f64,
 }
 
-/// A large file of a session, to and from its client.
+/// Transfer of a large file of a session, from and to its client.
 #[derive(Debug, Serialize)]
 pub(super) struct Transfer {
     pub(super) direction: &'static str,
@@ -87,7 +88,7 @@ pub(super) struct Download {
     pub(super) rounds: u64,
     pub(super) mb_per_s: f64,
     pub(super) nginx_mb_per_s: f64,
-    /// Our speed to theirs.
+    /// Our speed divided by that of nginx.
     pub(super) ratio: f64,
     pub(super) target_ratio: f64,
 }

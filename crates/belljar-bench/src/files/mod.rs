@@ -1,7 +1,8 @@
 //! `belljar bench --files`: artifacts, datasets and files of sessions on a temporary server.
 //!
-//! What depends on the disk is measured in turns with its peer. Each measurement begins when everything written before is
-//! on the disk. The figures are medians of the rounds; on a busy machine, look at the ratios.
+//! Operations that depend on the disk are measured in turns with their peers. Each measurement
+//! begins when all earlier writes are on the disk. The figures are medians of the rounds; on a busy
+//! machine, look at the ratios.
 
 mod figures;
 mod nginx;
@@ -36,7 +37,7 @@ const RANGE: u64 = 16 << 20;
 /// How much the client reads or sends at a time.
 const PIECE: usize = 1 << 20;
 
-/// Executions that find caches cold and are not counted.
+/// Executions before the measurement, while caches are cold; they are not counted.
 const COLD: usize = 50;
 
 /// A server, and the files that are sent to it and read from it.
@@ -96,13 +97,13 @@ pub(super) async fn measure(args: &BenchArgs, config: &BenchConfig) -> Result<Fi
 /// An artifact in the server's store.
 struct StoredArtifact {
     blob: PathBuf,
-    /// The path of its link.
+    /// The path of its download link.
     link: String,
 }
 
 impl FilesBench {
-    /// The cost of looking for artifacts after an execution: three sessions in turns, one of which has no directory for
-    /// artifacts.
+    /// The cost of searching for artifacts after an execution. Measures three sessions in turns,
+    /// one of which has no directory for artifacts.
     async fn check(&mut self, rounds: usize) -> Result<ArtifactCheck> {
         let absent = self.session(&json!({})).await?;
         self.run(&absent, "import os; os.rmdir('/session/artifacts')").await?;
@@ -126,7 +127,7 @@ impl FilesBench {
             self.connection.call(&delete(&id)).await?.json()?;
         }
         let [absent, empty, folders] = samples;
-        // Compares executions that followed each other: other load of the machine was the same for both.
+        // Compares consecutive executions, because both had the same other load on the machine.
         let cost = |with: &[Duration]| {
             let paired = with.iter().zip(&absent);
             median(paired.map(|(a, b)| (a.as_secs_f64() - b.as_secs_f64()) * 1000.0).collect())
@@ -139,7 +140,8 @@ impl FilesBench {
         })
     }
 
-    /// A large file that was written before is linked into the artifacts.
+    /// Stores a large artifact: the file was written before, and the code only links it into the
+    /// artifacts.
     async fn ingest(&mut self) -> Result<(Ingest, StoredArtifact)> {
         let id = self.session(&spacious("BIND")).await?;
         let write = format!(
@@ -193,7 +195,7 @@ impl FilesBench {
         Ok((ingest, stored.context("there was no round")?))
     }
 
-    /// Many small files at once.
+    /// Stores many small artifacts of one execution.
     async fn many(&mut self, storage: &'static str) -> Result<ManyFiles> {
         let id = self.session(&spacious(storage)).await?;
         let (mut code, mut after) = (vec![], vec![]);
@@ -215,7 +217,7 @@ impl FilesBench {
         Ok(ManyFiles { storage, files: FILES, rounds: self.rounds, code_s, after_s, target_s: 3.0 })
     }
 
-    /// Large datasets from the client, and again from the cache.
+    /// Stages large datasets from the client, and again from the cache.
     async fn staging(&mut self) -> Result<Vec<Staging>> {
         let mut all = Vec::new();
         for storage in ["BIND", "TMPFS"] {
@@ -252,7 +254,7 @@ impl FilesBench {
         Ok(all)
     }
 
-    /// Uploads new content as a dataset; its hash, and how long that took.
+    /// Uploads new content as a dataset. Returns its hash, and how long that took.
     async fn put(&mut self, id: &str) -> Result<(String, f64)> {
         let mut piece = vec![0; PIECE];
         let path = format!("/v1/sessions/{id}/datasets/large.bin");
@@ -273,7 +275,7 @@ impl FilesBench {
         Ok((sha256.to_owned(), seconds))
     }
 
-    /// A large file into a session, and out of it again.
+    /// Copies a large file into a session, and out of it again.
     async fn transfers(&mut self) -> Result<Vec<Transfer>> {
         let mut all = Vec::new();
         for storage in ["TMPFS", "BIND"] {
@@ -319,12 +321,12 @@ impl FilesBench {
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// An artifact by ranges over one connection, in turns with nginx.
+    /// Downloads an artifact by ranges over one connection, in turns with nginx.
     async fn download(&mut self, artifact: &StoredArtifact) -> Result<Download> {
         let nginx = Nginx::serve(&artifact.blob, &self.host.directory().join("nginx"))?;
         let mut nginx_connection = Connection::connect(nginx.address).await?;
         let (mut ours, mut theirs, mut ratios) = (vec![], vec![], vec![]);
-        // The first round finds caches cold and is not counted.
+        // The first round is not counted, because caches are cold.
         for round in 0..=self.rounds * 2 {
             let our_time = by_ranges(&mut self.connection, &artifact.link, self.large).await?;
             let their_time = by_ranges(&mut nginx_connection, nginx::PATH, self.large).await?;
@@ -353,7 +355,7 @@ impl FilesBench {
         self.timed(id, code).await.map(drop)
     }
 
-    /// Executes code that must succeed; its result, and how long the request took.
+    /// Executes code that must succeed. Returns its result, and how long the request took.
     async fn timed(&mut self, id: &str, code: &str) -> Result<(Value, Duration)> {
         let body = json!({ "code": code, "timeout": 600 });
         let request = request("POST", &format!("/v1/sessions/{id}/exec"), &body);
@@ -365,18 +367,18 @@ impl FilesBench {
         Ok((result, wall))
     }
 
-    /// Waits until the disk has what was written so far.
+    /// Waits until all earlier writes are on the disk.
     fn settle(&self) -> Result<()> {
         settle(self.host.directory())
     }
 
-    /// The speed of a large file, in megabytes (not MiB) per second.
+    /// The transfer speed of a large file, in megabytes (not MiB) per second.
     fn speed(&self, seconds: f64) -> f64 {
         mib(self.large) * 1.048_576 / seconds
     }
 }
 
-/// A request for a session with room for large files.
+/// A request for a session with enough space for large files.
 fn spacious(storage: &str) -> Value {
     json!({ "storage": storage, "limits": { "memory": "4G", "tmpfs": "2G", "cpus": 2 } })
 }

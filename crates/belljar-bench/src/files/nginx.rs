@@ -1,4 +1,4 @@
-//! nginx as a peer: it serves the same file.
+//! nginx as a peer, which serves the same file.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,7 +22,7 @@ pub(super) struct Nginx {
 }
 
 impl Nginx {
-    /// One process that serves `file` with `sendfile`; its own files are in `directory`.
+    /// Starts one process that serves `file` with `sendfile`; its own files are in `directory`.
     pub(super) fn serve(file: &Path, directory: &Path) -> Result<Nginx> {
         let files = directory.join("files");
         fs::create_dir_all(&files)?;
@@ -57,7 +57,7 @@ impl Drop for Nginx {
     }
 }
 
-/// nginx needs a port number: it cannot choose one and report it.
+/// Finds a free port. nginx needs a port number: it cannot choose one and report it.
 fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr())?)
 }

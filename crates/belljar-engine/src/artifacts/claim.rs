@@ -1,10 +1,11 @@
-//! Locks that keep one catalog and one server per blob store.
+//! Locks that ensure one catalog and one server per blob store.
 //!
-//! A sweep removes all blobs that are not in its catalog, and a start removes unfinished copies. A
-//! server that uses the blob store of another, with a state directory of its own and the same home,
-//! would remove all blobs of the other. So the store contains the path of its catalog, and one
-//! server at a time locks it. The catalog is locked too: two servers with separate stores and one
-//! catalog would each remove artifacts of the other.
+//! A sweep removes all blobs that are not in its catalog, and the start of a server removes
+//! unfinished copies. A server with its own state directory that uses the blob store of another
+//! server, because both have the same home, would remove all blobs of the other. So the store
+//! contains the path of its catalog, and only one server at a time can lock it. The catalog is
+//! locked too: two servers with separate stores and one catalog would each remove artifacts of the
+//! other.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -17,7 +18,7 @@ use belljar_sys::file_lock::FileLock;
 /// A file in the store with the path of the catalog, which people can read too.
 const OWNER: &str = "owner";
 
-/// The lock of a blob store. The kernel releases it when the process ends, for whatever reason.
+/// The lock of a blob store. The kernel releases it when the process ends for any reason.
 #[derive(Debug)]
 pub(super) struct StoreClaim {
     _lock: FileLock,
@@ -48,8 +49,8 @@ fn lock(path: &Path, if_taken: &str) -> io::Result<FileLock> {
 }
 
 impl StoreClaim {
-    /// Locks the store in `directory`, which exists, for the catalog in `database`. A store whose
-    /// catalog no longer exists can be taken by any other.
+    /// Locks the store in `directory`, which must exist, for the catalog in `database`. If the
+    /// catalog of a store no longer exists, another catalog can take the store.
     pub(super) fn take(directory: &Path, database: &Path) -> io::Result<StoreClaim> {
         let database = std::path::absolute(database)?;
         let if_taken = "another server uses it; set BLOBSTORE_DIR to a directory of its own";

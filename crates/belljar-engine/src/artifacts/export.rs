@@ -40,7 +40,7 @@ pub struct Exports {
 }
 
 impl ArtifactStore {
-    /// Exports these files of `/session/data`, or all of them. They stay where they are.
+    /// Exports these files of `/session/data`, or all of them. The originals are kept.
     pub(crate) async fn export(
         &self,
         sandbox: &Sandbox,
@@ -109,8 +109,8 @@ fn relative(path: &str) -> Option<&str> {
     path.strip_prefix(paths::SESSION_DATA)?.strip_prefix('/')
 }
 
-/// Copies content to the exports, under the file's own name with the time in it, and a number where
-/// that name is taken.
+/// Copies content to the exports, under the file's own name with the time in it. If that name is
+/// taken, a number is added.
 fn place(blob: &Path, directory: &Path, file: &Path, stamp: &str) -> io::Result<PathBuf> {
     let folder = directory.join(file.parent().unwrap_or(Path::new("")));
     DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
@@ -130,7 +130,7 @@ fn place(blob: &Path, directory: &Path, file: &Path, stamp: &str) -> io::Result<
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// A copy, because users may write to it.
+/// Copies instead of linking, because users may write to the file.
 fn copy_new(blob: &Path, path: &Path) -> io::Result<()> {
     let mut target = File::options().write(true).create_new(true).mode(0o600).open(path)?;
     let copied = File::open(blob).and_then(|mut blob| io::copy(&mut blob, &mut target));

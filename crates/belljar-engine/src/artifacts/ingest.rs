@@ -5,10 +5,9 @@
 //!                                                                     └──▶ removed in the sandbox
 //! ```
 //!
-//! The order makes it safe: an artifact in a result is in the catalog, one in the catalog has its
-//! content, and a file is removed only when it is in the catalog. If the server is killed on the way,
-//! the files are still in the sandbox and the next server takes them; of content that was copied
-//! twice, the second copy is dropped.
+//! The order makes it safe: an artifact in a result is in the catalog, an artifact in the catalog has its content, and
+//! a file is removed only when it is in the catalog. If the server is killed on the way, the files are still in the
+//! sandbox and the next server takes them. If content is copied twice, the second copy is dropped.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -39,7 +38,7 @@ const AT_ONCE: TreeLimits = TreeLimits { files: 20_000, depth: 32 };
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ArtifactOrigin<'a> {
     pub(crate) tenant: &'a str,
-    /// Of a run, the run's id.
+    /// The id of the session, or of the run.
     pub(crate) session: &'a str,
     pub(crate) exec: &'a str,
     pub(crate) place: ArtifactPlace,
@@ -68,8 +67,7 @@ impl ArtifactOrigin<'_> {
     }
 }
 
-/// A tenant's part of a directory that all tenants share. The default tenant has the directory
-/// itself.
+/// A tenant's part of a directory that all tenants share. The default tenant uses the directory itself.
 pub(super) fn own_directory(shared: &Path, tenant: &str) -> PathBuf {
     match tenant {
         DEFAULT_TENANT => shared.into(),
@@ -77,26 +75,26 @@ pub(super) fn own_directory(shared: &Path, tenant: &str) -> PathBuf {
     }
 }
 
-/// What the last listing of a session's artifacts directory showed.
+/// What the driver remembers of the last listing of a session's artifacts directory.
 #[derive(Debug, Default)]
 pub(crate) struct ArtifactMemory {
-    /// The directory's fingerprint when it had nothing to take.
+    /// The directory's fingerprint when there was nothing to take.
     nothing_at: Option<u64>,
-    /// [`ArtifactStore::freed`] when a quota refused a file.
+    /// The value of [`ArtifactStore::freed`] when a quota refused a file.
     no_room_at: Option<u64>,
     /// The files that were refused, so that each is reported once.
     refused: HashSet<RefusedArtifact>,
-    /// Files that were taken and are still in the sandbox, because the server keeps originals or
-    /// they could not be removed. `None` if that is not known, as after a restart.
+    /// Files that were taken and are still in the sandbox, because the server keeps originals or because they could not
+    /// be removed. `None` if that is unknown, for example after a restart.
     kept: Option<HashMap<Vec<u8>, TreeFile>>,
 }
 
 /// Which files to take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Selection {
-    /// All that are there now.
+    /// All files that exist now.
     IsThere,
-    /// All, if nothing has changed since the end of the execution; none otherwise.
+    /// All files if nothing has changed since the end of the execution, otherwise none.
     WasThere,
 }
 
@@ -106,7 +104,7 @@ pub(super) struct Taking {
     /// Files that are in the catalog now.
     pub(super) taken: Vec<TreeFile>,
     pub(super) refused: Vec<RefusedArtifact>,
-    /// Whether a quota refused some.
+    /// Whether a quota refused some files.
     no_room: bool,
 }
 
@@ -118,7 +116,7 @@ struct Copied {
 }
 
 impl ArtifactStore {
-    /// Whether a directory with this fingerprint may have something to take.
+    /// Whether a directory with this fingerprint may contain files to take.
     pub(crate) fn is_news(&self, memory: &ArtifactMemory, fingerprint: Option<u64>) -> bool {
         let has_room = |at| at != self.freed.load(Ordering::Relaxed);
         memory.nothing_at.is_none()
@@ -167,8 +165,8 @@ impl ArtifactStore {
         artifacts
     }
 
-    /// The same for an execution whose server was killed, perhaps after it had taken everything: files
-    /// that are newer belong to the next execution.
+    /// The same for an execution whose server was killed, perhaps after it had taken all files. Newer files belong to
+    /// the next execution.
     pub(crate) async fn ingest_again(
         &self,
         sandbox: &Sandbox,
@@ -277,7 +275,7 @@ impl ArtifactStore {
         self.show(rows, places).await.into_iter().for_each(|artifact| artifacts.add(artifact));
     }
 
-    /// Takes all files, except those that `known` has with the same content.
+    /// Takes all files, except those that are in `known` with the same content.
     pub(super) async fn take_all(
         &self,
         files: &mut SandboxFiles<'_>,
@@ -376,7 +374,7 @@ impl ArtifactStore {
         Ok(())
     }
 
-    /// Converts rows to artifacts, and links each at its place, if it has one.
+    /// Converts rows to artifacts, and links each one that has a place.
     pub(super) async fn show(
         &self,
         rows: Vec<ArtifactRow>,
@@ -424,13 +422,14 @@ impl ArtifactStore {
     }
 }
 
-/// Whether the artifacts directory has this fingerprint now. Removing no files returns it.
+/// Whether the artifacts directory has this fingerprint now. The call that removes files returns the fingerprint, so it
+/// is called with no files.
 async fn is_unchanged(sandbox: &Sandbox, fingerprint: Option<u64>) -> bool {
     let now = sandbox.remove_files(paths::ARTIFACTS, &[]).await;
     now.is_ok_and(|now| now.artifacts == fingerprint)
 }
 
-/// Removes files that were taken; false if one of them may still be there unchanged.
+/// Removes files that were taken. Returns false if one of them may still exist unchanged.
 async fn remove(sandbox: &Sandbox, files: &[TreeFile]) -> bool {
     let removed = sandbox.remove_files(paths::ARTIFACTS, files).await;
     removed.is_ok_and(|removed| removed.removed == files.len() as u64)
@@ -472,7 +471,7 @@ fn copy_one(
     let length = found.file.read_at(&mut head, 0)?;
     let name = found.name();
     let content = blobs.take(tenant, &found.file, found.size)?;
-    // A copy of a file that changed meanwhile is useless. A new file of the same name does not matter.
+    // A copy of a file that changed meanwhile is useless. A new file with the same name does not matter.
     if !found.is_unchanged()? {
         return Err(io::Error::other(CHANGED));
     }
@@ -494,19 +493,19 @@ fn copy_one(
 /// Why a quota refuses a file.
 struct NoRoom {
     reason: String,
-    /// Whether it may fit when other artifacts are removed.
+    /// Whether the file may fit when other artifacts are removed.
     may_come: bool,
 }
 
-/// How much more may be taken, counted while files are copied: several sessions of a tenant may do
-/// that at the same time. It only avoids useless copies; the catalog enforces the quotas.
+/// How much more may be taken. It is counted while files are copied, because several sessions of a tenant may copy at
+/// the same time. It only avoids useless copies; the catalog enforces the quotas.
 struct QuotaRoom<'a> {
     artifact_store: &'a ArtifactStore,
     name: String,
     quotas: ArtifactQuotas,
     tenant: ArtifactTotal,
     session: ArtifactTotal,
-    /// What was admitted here and is not in the catalog yet.
+    /// Files that were admitted here and are not in the catalog yet.
     reserved: ArtifactTotal,
 }
 

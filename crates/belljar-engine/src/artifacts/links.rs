@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// Links `blob` at `place`, and replaces what was there. The directories on the way belong to the
+/// Links `blob` at `place` and replaces what is there. The directories of `place` belong to the
 /// host; code in a sandbox never sees them.
 pub(super) fn link(blob: &Path, place: &Path) -> io::Result<()> {
     // The usual case takes one step: the name is new and its directory exists.
@@ -15,19 +15,20 @@ pub(super) fn link(blob: &Path, place: &Path) -> io::Result<()> {
     let parent = place.parent().ok_or(io::ErrorKind::InvalidInput)?;
     make_directories(parent)?;
     if place.is_dir() {
-        // An earlier artifact was below this path.
+        // An earlier artifact was below this path, so the path is a directory.
         fs::remove_dir_all(place)?;
     }
     let fresh = parent.join(format!(".{}", belljar_sys::process::random_name()));
-    // A symbolic link, if it is on another file system or has too many links.
+    // A symbolic link is used if `place` is on another file system or the blob has too many hard
+    // links.
     fs::hard_link(blob, &fresh).or_else(|_| symlink(blob, &fresh))?;
     let moved = fs::rename(&fresh, place);
-    // A rename does nothing if both are links to the same file.
+    // A rename does nothing if both names are links to the same file.
     let _ = fs::remove_file(&fresh);
     moved
 }
 
-/// Removes the link at `place`, if it leads to `blob`.
+/// Removes the link at `place`, if it points to `blob`.
 pub(super) fn unlink(blob: &Path, place: &Path) {
     if is_shown(blob, place) {
         let _ = fs::remove_file(place);
@@ -93,7 +94,7 @@ mod tests {
         assert!(!path("shown/a/b").exists());
         remove_empty_directories(&path("shown/a/b"), &[path("shown")]);
         assert!(!path("shown/a").exists() && path("shown").exists());
-        // That of a session on disk.
+        // The directory of a session on disk.
         fs::create_dir_all(path("shown/ses/artifacts/sub")).unwrap();
         fs::create_dir(path("shown/ses/files")).unwrap();
         remove_empty_directories(&path("shown/ses/artifacts/sub/x"), &[path("shown")]);

@@ -1,17 +1,17 @@
-//! The media type of a file, by its content, and by its name where the content does not decide.
+//! The media type of a file, from its content, and from its name if the content is not enough.
 //!
-//! Code in a sandbox chooses both, and a browser acts on the result, so the two are compared:
-//! content that is not text never gets a text type, and text never gets an image type.
+//! Code in a sandbox chooses both, and a browser acts on the result. So the two are compared: content that is not text
+//! never gets a text type, and text never gets an image type.
 //!
-//! The table of names is our own. The usual crate knows a thousand formats, most of them obsolete,
-//! but not those of data work (Parquet, Arrow, notebooks, JSON lines), and takes `.ts` for a video.
+//! The table of names is our own. The usual crate knows a thousand formats, most of them obsolete, but not those of
+//! data work (Parquet, Arrow, notebooks, JSON lines), and treats `.ts` as a video.
 
 use infer::MatcherType;
 
 const OCTETS: &str = "application/octet-stream";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// How many bytes of a file [`mime_of`] needs. Office formats differ only after some of them.
+/// How many bytes of a file [`mime_of`] needs. Office formats differ only some bytes after the start.
 pub(super) const HEAD_BYTES: usize = 8192;
 
 /// The type of a file with this name that begins with `head`.
@@ -27,7 +27,7 @@ pub(super) fn mime_of(name: &str, head: &[u8]) -> &'static str {
     }
     match infer::get(head).filter(is_trusted).map(|kind| kind.mime_type()) {
         Some("application/zip") => zip_by_name(&extension).unwrap_or("application/zip"),
-        // What `infer` answers for all files in this container when it may not look inside.
+        // `infer` returns this type for all files in this container if it may not look inside.
         Some("application/msword") => {
             ole_by_name(&extension).unwrap_or("application/x-ole-storage")
         }
@@ -36,7 +36,7 @@ pub(super) fn mime_of(name: &str, head: &[u8]) -> &'static str {
     }
 }
 
-/// Whether a browser that shows a file of this type would run code in it.
+/// Whether a browser that shows a file of this type would run code from it.
 #[must_use]
 pub fn is_active(mime: &str) -> bool {
     let essence = mime.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -47,8 +47,8 @@ pub fn is_active(mime: &str) -> bool {
         || subtype.ends_with("+xml")
 }
 
-/// Magic bytes that decide, and that `infer` does not know or does not check fully. Some are text, so
-/// they are compared before the check for text.
+/// Magic bytes that decide the type, and that `infer` does not know or does not check fully. Some are text, so they are
+/// compared before the check for text.
 fn by_own_magic(head: &[u8]) -> Option<&'static str> {
     const MAGIC: &[(&[u8], &str)] = &[
         (b"%PDF-", "application/pdf"),
@@ -61,12 +61,12 @@ fn by_own_magic(head: &[u8]) -> Option<&'static str> {
         (b"SQLite format 3\0", "application/vnd.sqlite3"),
     ];
     let (_, mime) = MAGIC.iter().find(|(magic, _)| head.starts_with(magic))?;
-    // Four letters could also begin a sentence.
+    // Four letters could also be the beginning of a text.
     (*mime != "application/vnd.apache.parquet" || !is_text(head)).then_some(*mime)
 }
 
-/// Whether the result of `infer` is reliable. It recognises programs by two bytes, with which any
-/// array of numbers may begin, and text formats by guessing.
+/// Whether the result of `infer` is reliable. It recognises programs by two bytes, which may also begin an array of
+/// numbers, and it guesses text formats.
 fn is_trusted(kind: &infer::Type) -> bool {
     match kind.matcher_type() {
         MatcherType::App => kind.mime_type() == "application/wasm",
@@ -84,7 +84,7 @@ fn is_text(head: &[u8]) -> bool {
         }
         Err(_) => return false,
     };
-    // Escape, because logs contain colours.
+    // Escape is allowed, because logs contain colours.
     let harmless = |c: char| matches!(c, '\t' | '\n' | '\r' | '\x0c' | '\x1b');
     text.chars().all(|c| !c.is_control() || harmless(c))
 }
@@ -115,8 +115,7 @@ fn text_by_name(extension: &str) -> Option<&'static str> {
     })
 }
 
-/// Formats that are zip files. `infer` recognises some itself, but only if the entry that decides
-/// comes early.
+/// Formats that are zip files. `infer` recognises some of them, but only if the deciding entry comes early.
 fn zip_by_name(extension: &str) -> Option<&'static str> {
     Some(match extension {
         "docx" => "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
@@ -186,7 +185,7 @@ mod tests {
             ("a.wasm", b"\0asm\x01\0\0\0", "application/wasm"),
             ("a.zip", ZIP, "application/zip"),
             ("a", b"\0\x01\x02", OCTETS),
-            // Two bytes that are also how an object file begins.
+            // An object file also begins with these two bytes.
             ("a.bin", b"\0\x02\0\0\0\0\0\0", OCTETS),
         ] {
             assert_eq!(mime_of(name, head), mime, "{name} {}", head.escape_ascii());
@@ -228,7 +227,7 @@ mod tests {
             assert_eq!(mime_of(name, b"<html>some <b>text</b>\n"), mime, "{name}");
         }
         assert_eq!(mime_of("empty.csv", b""), "text/csv; charset=utf-8");
-        // What some formats begin with is also how a sentence may begin.
+        // Text can begin with the magic bytes of some formats.
         for text in ["BM is a car", "MZ", "ID3 tags", "GIF89a=1;", "\u{feff}a", "#!/bin/sh\n"] {
             assert_eq!(mime_of("notes", text.as_bytes()), PLAIN, "{text}");
         }
@@ -264,7 +263,7 @@ mod tests {
     }
 
     proptest! {
-        /// Heads that begin like something and go on like nothing neither panic nor become active.
+        /// Content that begins like a known format and continues with other bytes neither panics nor becomes active.
         #[test]
         fn binary_content_is_never_active(
             magic in prop::sample::select(vec![

@@ -59,7 +59,7 @@ pub struct Artifacts {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Artifact {
-    /// An artifact of a run without a server has none.
+    /// `None` for an artifact of a run without a server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     pub name: String,
@@ -71,7 +71,7 @@ pub struct Artifact {
     pub mime: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<Digest>,
-    /// A link for downloading it, which expires. Every answer has a new one.
+    /// A link for downloading it, which expires. Every response has a new link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
 }

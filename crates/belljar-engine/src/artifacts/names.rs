@@ -1,11 +1,11 @@
-//! File names from a sandbox, which can be any bytes.
+//! File names from a sandbox, which can contain any bytes.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-/// The path as users know it; bytes that are not UTF-8 are written as `%XX`.
+/// The path as users see it; bytes that are not UTF-8 are written as `%XX`.
 pub(super) fn shown(root: &str, relative: &[u8]) -> String {
     format!("{root}/{}", readable(relative, |_| false))
 }
@@ -31,8 +31,8 @@ fn readable(bytes: &[u8], escape: impl Fn(char) -> bool) -> String {
     text
 }
 
-/// The path to use on the host, if it is relative and has only plain names: always UTF-8, and
-/// without control characters.
+/// The path to use on the host, if it is relative and has only plain names. The result is always
+/// UTF-8 without control characters.
 pub(super) fn harmless(path: &[u8]) -> Option<PathBuf> {
     let path = Path::new(OsStr::from_bytes(path));
     let mut names = path.components().map(|component| match component {

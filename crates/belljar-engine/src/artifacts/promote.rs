@@ -27,7 +27,7 @@ impl Default for ArtifactLimits {
     }
 }
 
-/// Copies the artifacts of `sandbox` below `directory`, which is made for the first one.
+/// Copies the artifacts of `sandbox` below `directory`, which is created with the first artifact.
 pub async fn promote(
     sandbox: &Sandbox,
     directory: &Path,

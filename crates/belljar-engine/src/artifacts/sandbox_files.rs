@@ -1,4 +1,4 @@
-//! The files in a directory of a sandbox, which its guest lists and opens, a few at a time.
+//! The files in a directory of a sandbox. The guest lists them and opens a few at a time.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -12,14 +12,14 @@ use super::names::{harmless, shown};
 use crate::EngineError;
 use crate::error::in_full;
 
-/// Why a file is not taken that changed meanwhile.
+/// Why a file that changed meanwhile is not taken.
 pub(super) const CHANGED: &str = "it changed while it was read; it is taken once it does not";
 
 /// Files of a sandbox that are still to be opened.
 pub(super) struct SandboxFiles<'a> {
     sandbox: &'a Sandbox,
     directory: &'static str,
-    /// The path of the directory as users know it.
+    /// The path of the directory as users see it.
     root: &'static str,
     waiting: std::vec::IntoIter<TreeFile>,
     /// Files that cannot be taken, and why.
@@ -28,7 +28,7 @@ pub(super) struct SandboxFiles<'a> {
     pub(super) left_some: bool,
     /// Files that changed since they were listed are left for later.
     pub(super) only_as_listed: bool,
-    /// The content of larger files is not needed.
+    /// The content of files larger than this is not needed.
     pub(super) most: u64,
 }
 
@@ -36,12 +36,12 @@ pub(super) struct SandboxFiles<'a> {
 pub(super) struct FoundFile {
     /// Its path below the directory on the host.
     pub(super) relative: PathBuf,
-    /// Its path in the sandbox, as users know it.
+    /// Its path in the sandbox, as users see it.
     pub(super) path: String,
     pub(super) file: UntrustedFile,
     /// How many bytes are read at most.
     pub(super) size: u64,
-    /// Identifies the file as it was when it was opened: one that changed since is not removed.
+    /// Identifies the file as it was when it was opened. A file that has changed since is not removed.
     pub(super) identity: TreeFile,
 }
 
@@ -58,7 +58,7 @@ impl FoundFile {
     }
 }
 
-/// What changes when a file is written to.
+/// The attributes that change when a file is written to.
 fn written(file: &TreeFile) -> (u64, i64) {
     (file.size, file.modified_ns)
 }
@@ -113,7 +113,7 @@ impl<'a> SandboxFiles<'a> {
         }
     }
 
-    /// Leaves out the files that are known, and returns them.
+    /// Leaves out the known files, and returns them.
     pub(super) fn pass_over(&mut self, is_known: impl Fn(&TreeFile) -> bool) -> Vec<TreeFile> {
         let (known, rest) = self.waiting.by_ref().partition::<Vec<_>, _>(is_known);
         self.waiting = rest.into_iter();
@@ -161,7 +161,7 @@ impl<'a> SandboxFiles<'a> {
                 self.refuse(&path, in_full(&error));
                 None
             }
-            // It would be incomplete, and removing it would lose the rest.
+            // The copy would be incomplete, and removing the file would lose the rest.
             Ok(opened) if opened.being_written => {
                 self.left_some = true;
                 let until = match self.directory {
@@ -193,8 +193,8 @@ impl<'a> SandboxFiles<'a> {
             self.left_some = true;
             return None;
         }
-        // It was not open for writing when the guest looked, but changed since it was listed: it may
-        // be incomplete.
+        // The file was not open for writing when the guest checked, but it changed since it was listed. It may be
+        // incomplete.
         if identity.inode == listed.inode && written(&identity) != written(&listed) {
             self.left_some = true;
             self.refuse(&listed.path, CHANGED);

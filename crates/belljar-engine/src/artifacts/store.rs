@@ -39,9 +39,9 @@ pub struct ArtifactStoreConfig {
     /// server without an address has no URLs, so users need paths.
     pub show_all: bool,
     pub quotas: ArtifactQuotas,
-    /// Seconds after which an artifact is removed; `None`: never.
+    /// Seconds after which an artifact is removed; `None` means never.
     pub retention_s: Option<u64>,
-    /// Whether files stay in the sandbox after they were copied.
+    /// Whether files are kept in the sandbox after they were copied.
     pub keep_originals: bool,
     /// Seconds until a link expires.
     pub link_ttl_s: u64,
@@ -53,9 +53,10 @@ pub struct ArtifactStore {
     pub(super) blobs: Blobs,
     pub(super) catalog: Arc<dyn ArtifactCatalog>,
     key: SigningKey,
-    /// Per tenant, the artifacts that are copied and not in the catalog yet.
+    /// Per tenant, the artifacts that are copied but not in the catalog yet.
     pub(super) in_flight: Mutex<HashMap<String, ArtifactTotal>>,
-    /// How often artifacts were removed: after that, quotas may allow files that were refused.
+    /// How often artifacts were removed. After a removal, the quotas may allow files that were
+    /// refused before.
     pub(super) freed: AtomicU64,
     pub(super) metrics: ArtifactMetrics,
     _claims: (CatalogClaim, StoreClaim),
@@ -70,7 +71,8 @@ pub struct ArtifactLink {
 }
 
 impl ArtifactStore {
-    /// Opens the store, and makes what is missing. Only one server may use it at a time.
+    /// Opens the store, and creates missing files and directories. Only one server may use it at a
+    /// time.
     pub fn open(
         config: ArtifactStoreConfig,
         metrics: ArtifactMetrics,
@@ -129,7 +131,8 @@ impl ArtifactStore {
         self.key.verify(method, id, token, now_s())
     }
 
-    /// The path of each on the host: by name where it is linked, else that of its content.
+    /// The path of each artifact on the host: its link by name if there is one, else the path of
+    /// its content.
     pub async fn host_paths(&self, rows: &[ArtifactRow]) -> Vec<PathBuf> {
         let places: Vec<(PathBuf, Vec<PathBuf>)> = rows
             .iter()
@@ -169,7 +172,7 @@ impl ArtifactStore {
         })
     }
 
-    /// Removes the links by name of artifacts that were removed, if they still lead to them.
+    /// Removes the links by name of removed artifacts, if they still point to the removed content.
     async fn hide(&self, mut rows: Vec<ArtifactRow>) -> Result<(), EngineError> {
         self.freed.fetch_add(1, Ordering::Relaxed);
         // Another artifact with the same path and content has the same link.
@@ -224,7 +227,7 @@ impl ArtifactStore {
             let mut tenants: HashMap<TenantDir, String> = HashMap::new();
             blobs.sweep(|directory, contents| {
                 if !tenants.contains_key(&directory) {
-                    // The tenant may be newer than the list.
+                    // The tenant may be newer than the list, so the list is read again.
                     let all = runtime.block_on(catalog.tenants()).map_err(io::Error::other)?;
                     tenants.extend(all.into_iter().map(|tenant| (TenantDir::of(&tenant), tenant)));
                 }

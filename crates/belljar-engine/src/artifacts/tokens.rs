@@ -1,5 +1,4 @@
-//! Signed tokens, with which a client can download one artifact without an API key, until they
-//! expire.
+//! Signed tokens. With a token, a client can download one artifact without an API key until the token expires.
 //!
 //! A token is `base64url(expiry || mac)`, where the mac covers the method, the artifact and the
 //! expiry. Tokens are not stored, so a single one cannot be revoked; to revoke all, remove the file
@@ -73,7 +72,7 @@ impl SigningKey {
         Ok(SigningKey(key))
     }
 
-    /// A token that is valid before, and not in, the second `expires_s` of the UNIX clock.
+    /// A token that is valid until just before the second `expires_s` of the UNIX clock.
     #[must_use]
     pub(super) fn sign(&self, method: Method, id: &str, expires_s: u64) -> String {
         let mut token = [0; EXPIRY_BYTES + MAC_BYTES];
@@ -83,8 +82,8 @@ impl SigningKey {
         URL_SAFE_NO_PAD.encode(token)
     }
 
-    /// Whether `token` allows `method` on `id` now. For every token the same macs are computed and
-    /// compared, so the duration does not reveal why one is invalid.
+    /// Whether `token` allows `method` on `id` now. The same macs are computed and compared for every token, so the
+    /// duration does not reveal why a token is invalid.
     #[must_use]
     pub(super) fn verify(&self, method: Method, id: &str, token: &str, now_s: u64) -> bool {
         let decoded = decode(token);
@@ -102,7 +101,7 @@ impl SigningKey {
             Method::Get => b"GET",
             Method::Head => b"HEAD",
         };
-        // Each part has its length before it, so two different lists never give the same bytes.
+        // The length of each part comes before it, so two different lists never give the same bytes.
         for part in [PURPOSE, method, id.as_bytes(), &expires_s.to_be_bytes()] {
             mac.update(&(part.len() as u64).to_be_bytes());
             mac.update(part);
@@ -124,7 +123,7 @@ impl fmt::Debug for SigningKey {
     }
 }
 
-/// The expiry and the mac in a token, if it is one.
+/// The expiry and the mac in a token; `None` if the text is not a token.
 fn decode(token: &str) -> Option<(u64, [u8; MAC_BYTES])> {
     if token.len() != TOKEN_CHARS {
         return None;
@@ -148,7 +147,7 @@ fn create(path: &Path) -> io::Result<()> {
         });
     fs::remove_file(&aside)?;
     linked?;
-    // Also if another process was faster: what we sign must still be valid after a power cut.
+    // The directory is synced even if another process was faster: our signatures must still be valid after a power cut.
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
@@ -204,7 +203,7 @@ mod tests {
             let altered = URL_SAFE_NO_PAD.encode(altered);
             assert!(!key.verify(Method::Get, "a", &altered, NOW), "bit {bit}");
         }
-        // The characters too: the spare bits of the last one have no second spelling.
+        // Changed characters are refused too: the unused bits of the last one must be zero.
         for at in 0..token.len() {
             for other in "ABCXYZabcxyz0189-_=+/ \n".chars() {
                 let mut altered = token.clone();

@@ -9,16 +9,16 @@ use crate::error::EngineError;
 use crate::store::{ArtifactCatalog, ArtifactRow, Digest, SqliteCatalog};
 use crate::tenant_dir::TenantDir;
 
-/// What was found so far.
+/// The findings so far.
 #[derive(Debug, Default)]
 pub struct Verified {
     /// Contents that were read and are intact.
     pub intact: u64,
     pub bytes: u64,
-    /// Contents of no artifact: the server removes them with its next sweep.
+    /// Contents that no artifact uses. The next sweep of the server removes them.
     pub unused: u64,
     pub lost: Vec<Lost>,
-    /// What `bytes` will be at the end, unless something is lost.
+    /// The value of `bytes` at the end, unless content is lost.
     pub expected_bytes: u64,
 }
 
@@ -32,8 +32,8 @@ pub struct Lost {
 /// Artifacts by the directory of their tenant and their content.
 type Wanted = HashMap<(TenantDir, Digest), Vec<ArtifactRow>>;
 
-/// Reads all content and compares it with its hash, and calls `progress` after each. It changes
-/// nothing, so a server may be running; artifacts that are added or removed meanwhile may or may
+/// Reads all content, compares it with its hash, and calls `progress` after each. It changes
+/// nothing, so a server may be running. Artifacts that are added or removed meanwhile may or may
 /// not be counted.
 pub async fn verify(
     database: &Path,

@@ -1,4 +1,4 @@
-//! Refused requests, of which anyone can send any number: the first of a kind is logged at once, the
+//! Counts refused requests. Any client can send any number of them, so the first of a kind is logged at once, and the
 //! others are counted and logged once a minute.
 
 use std::collections::HashMap;
@@ -64,7 +64,7 @@ impl Refusals {
         Refusals { since: now, repeated: HashMap::new(), others: 0 }
     }
 
-    /// Counts a refusal. Returns what is to be logged now.
+    /// Counts a refusal. Returns the lines to log now.
     pub(super) fn note(&mut self, refused: RefusedRequest, now: Instant) -> Counted {
         let mut counted = self.due(now);
         let has_room = self.repeated.len() < MAX_KINDS;

@@ -6,7 +6,7 @@
 //! <cache>/t<tenant>/ids/<hash of id>   which content a source had for an id
 //! ```
 //!
-//! Nothing is synced to disk: content is compared with its hash whenever it is used again, and damaged content is
+//! Nothing is synced to disk. Content is compared with its hash whenever it is used again, and damaged content is
 //! fetched again.
 
 use std::fs::{self, DirBuilder, File, FileTimes};
@@ -43,7 +43,7 @@ pub(crate) struct Known {
     pub(crate) fetched_ms: i64,
 }
 
-/// Content that is being received; removed unless [`Cache::keep`] takes it.
+/// Content that is being received. It is removed unless [`Cache::keep`] takes it.
 #[derive(Debug)]
 pub(crate) struct Arriving {
     file: File,
@@ -58,7 +58,7 @@ pub(crate) struct Content {
     file: File,
     pub(crate) sha256: Digest,
     pub(crate) size: u64,
-    /// It was hashed while this file was written, so it need not be hashed again.
+    /// The content was hashed while this file was written, so it need not be hashed again.
     just_arrived: bool,
 }
 
@@ -87,7 +87,7 @@ impl Arriving {
 }
 
 impl Cache {
-    /// Opens the cache, and removes what an earlier server did not finish to receive.
+    /// Opens the cache, and removes content that an earlier server received only in part.
     pub(crate) fn open(root: &Path, limit: u64) -> io::Result<Cache> {
         let cache = Cache { root: root.to_owned(), limit, evicting: Mutex::default() };
         make_directory(&cache.incoming())?;
@@ -130,7 +130,7 @@ impl Cache {
     pub(crate) fn find(&self, tenant: &str, sha256: &Digest) -> Option<Content> {
         let file = File::open(self.content_file(tenant, sha256)).ok()?;
         let size = file.metadata().ok()?.len();
-        // Eviction begins with the least recently used.
+        // The modification time is when the content was last used; eviction begins with the oldest.
         let _ = file.set_times(FileTimes::new().set_modified(SystemTime::now()));
         Some(Content { sha256: *sha256, file, size, just_arrived: false })
     }
@@ -187,7 +187,7 @@ impl Cache {
 }
 
 impl Content {
-    /// Copies it to a new file; an error if it does not have its hash.
+    /// Copies the content to a new file. Fails if the content does not match its hash.
     pub(crate) fn copy_to(&self, to: &File) -> io::Result<()> {
         if !self.just_arrived {
             return copy_verified(&self.file, to, &self.sha256);

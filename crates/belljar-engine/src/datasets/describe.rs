@@ -1,7 +1,7 @@
 //! Detects the format, the columns and the number of rows of a dataset, where that is cheap.
 //!
-//! Files are hostile. They are read at given offsets only, never beyond the given size; every reader limits what it
-//! reads and keeps. Malformed content is described less and is never an error.
+//! Files are untrusted. They are read only at given offsets, never beyond the given size, and every reader limits what
+//! it reads and keeps. Malformed content gives a shorter description and is never an error.
 //!
 //! Metadata in a file is not verified: a Parquet footer may claim any number of rows.
 
@@ -43,8 +43,8 @@ pub struct Description {
     /// One of `parquet`, `csv`, `tsv`, `json`, `jsonl`, `arrow`, `feather`, `excel`, `npy`, `npz`,
     /// `sqlite`, `hdf5`, `avro`, `pickle`, `zip`, `gzip`, `xz`, `zstd`, `text` and `binary`.
     pub format: &'static str,
-    /// Names of the first 1,000 columns, each cut at 200 characters. An empty CSV is known to have
-    /// none.
+    /// Names of the first 1,000 columns, each cut at 200 characters. Empty for an empty CSV, which is known to have no
+    /// columns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub columns: Option<Vec<String>>,
     /// Records after the header, lines of JSON, or the number in the file's metadata.
@@ -52,7 +52,7 @@ pub struct Description {
     pub rows: Option<u64>,
 }
 
-/// Describes `file`, which has `size` bytes and this name. Reads at most 25 MiB, keeps at most 8 of them in memory,
+/// Describes `file`, which has `size` bytes and this name. Reads at most 25 MiB, keeps at most 8 MiB of it in memory,
 /// and does not move the cursor. May block on the disk.
 #[must_use]
 pub fn describe(name: &str, file: &File, size: u64) -> Description {
@@ -73,7 +73,7 @@ pub fn describe(name: &str, file: &File, size: u64) -> Description {
         Some(format) => return only(format),
         None => {}
     }
-    // An Arrow stream has no magic: it begins with the length of a schema.
+    // An Arrow stream has no magic bytes: it begins with the length of a schema.
     if let Some(columns) = arrow::columns(&content, &head) {
         return Description { columns: Some(columns), ..only("arrow") };
     }
@@ -96,23 +96,23 @@ pub fn describe(name: &str, file: &File, size: u64) -> Description {
     }
 }
 
-/// The format by its first bytes. Formats that begin alike are told apart by the extension. Magic bytes that could be
-/// text are also compared at the end.
+/// Detects the format by its first bytes. Formats with the same first bytes are distinguished by the extension. Magic
+/// bytes that could be text are also compared with the end of the file.
 fn by_magic(content: &FileContent<'_>, head: &[u8], extension: &str) -> Option<&'static str> {
     let begins = |magic: &[u8]| head.starts_with(magic);
     let begins_and_ends = |magic: &[u8]| {
         let last_at = content.size.saturating_sub(magic.len() as u64);
         begins(magic) && last_at > 0 && content.read(last_at, magic.len()) == magic
     };
-    // PARE: with an encrypted footer.
+    // PARE is Parquet with an encrypted footer.
     if begins_and_ends(b"PAR1") || begins_and_ends(b"PARE") {
         return Some("parquet");
     }
-    // FEA1: the first version of Feather, which was not Arrow.
+    // FEA1 is the first version of Feather, which was not based on Arrow.
     if begins(b"ARROW1\0\0") || begins_and_ends(b"FEA1") {
         return Some(if begins(b"FEA1") || extension == "feather" { "feather" } else { "arrow" });
     }
-    // The second is an empty archive.
+    // The second one is an empty archive.
     if begins(b"PK\x03\x04") || begins(b"PK\x05\x06") {
         return Some(zip_by_extension(extension));
     }
@@ -156,7 +156,7 @@ fn extension(name: &str) -> String {
     name.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase()).unwrap_or_default()
 }
 
-/// Whether text can have this byte: all except most control characters. Text need not be UTF-8.
+/// Whether text can contain this byte: all bytes except most control characters. Text need not be UTF-8.
 fn is_of_text(byte: u8) -> bool {
     const BACKSPACE_TO_RETURN: std::ops::RangeInclusive<u8> = 0x08..=0x0D;
     const ESCAPE: u8 = 0x1B;
@@ -193,20 +193,21 @@ fn npy_rows(head: &[u8]) -> Option<u64> {
         _ => (12, usize::try_from(u32::from_le_bytes(*head.get(8..)?.first_chunk()?)).ok()?),
     };
     let header = String::from_utf8_lossy(head.get(at..)?.get(..length)?);
-    // The last one: a field may have the same name.
+    // The last occurrence counts, because a field of the array may have the same name.
     let (_, shape) = header.rsplit_once("'shape'")?;
     let shape = shape.trim_start().strip_prefix(':')?.trim_start().strip_prefix('(')?;
     let (first, _) = shape.split_once([',', ')'])?;
     first.trim().parse().ok()
 }
 
-/// The name of a column, shortened. Shortened before it is decoded, because each invalid byte becomes three.
+/// The name of a column, shortened. It is shortened before it is decoded, because each invalid byte becomes three
+/// bytes.
 fn column_name(bytes: &[u8]) -> String {
     let bytes = &bytes[..bytes.len().min(MAX_NAME_BYTES)];
     String::from_utf8_lossy(bytes).chars().take(MAX_NAME_CHARACTERS).collect()
 }
 
-/// A file and the size that it had; it may have another now.
+/// A file and the size that it had. Its size may be different now.
 struct FileContent<'a> {
     file: &'a File,
     size: u64,
@@ -227,7 +228,7 @@ impl FileContent<'_> {
         Some(self.read(at, length)).filter(|bytes| bytes.len() == length)
     }
 
-    /// Calls `see` with the first `length` bytes, in chunks of [`CHUNK`] bytes. Returns whether it has seen them all.
+    /// Calls `see` with the first `length` bytes, in chunks of [`CHUNK`] bytes. Returns whether `see` got all of them.
     fn each_chunk(&self, length: u64, mut see: impl FnMut(&[u8]) -> ControlFlow<()>) -> bool {
         let mut at = 0;
         let end = length.min(self.size);

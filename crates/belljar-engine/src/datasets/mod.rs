@@ -44,7 +44,7 @@ pub struct DatasetInfo {
     pub sha256: Option<Digest>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub description: Option<Description>,
-    /// Whether its content was in the cache.
+    /// Whether its content came from the cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached: Option<bool>,
 }
@@ -53,6 +53,6 @@ pub struct DatasetInfo {
 #[derive(Debug, Clone, Default)]
 pub struct DatasetListing {
     pub datasets: Vec<DatasetInfo>,
-    /// How many are not listed: files beyond the limit, and those that are not regular files.
+    /// How many entries are not listed: files beyond the limit, and entries that are not regular files.
     pub more: u64,
 }

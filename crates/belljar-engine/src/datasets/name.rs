@@ -1,11 +1,11 @@
-//! Names of datasets: a path below `/session/data`.
+//! The name of a dataset: a path below `/session/data`.
 
 use std::fmt;
 use std::str::FromStr;
 
 const MAX_COMPONENTS: usize = 8;
 
-/// File systems allow 255 bytes, and the temporary file needs some of them.
+/// File systems allow 255 bytes. The name of the temporary file needs some of them.
 const MAX_COMPONENT_BYTES: usize = 200;
 
 /// A relative path of plain names.
@@ -52,7 +52,7 @@ impl FromStr for DatasetName {
     fn from_str(text: &str) -> Result<DatasetName, BadName> {
         let is_plain = |name: &str| {
             (1..=MAX_COMPONENT_BYTES).contains(&name.len())
-                // `.` and `..` would leave the directory, and hidden files are ours.
+                // `.` and `..` would leave the directory, and hidden files are used by the server.
                 && !name.starts_with('.')
                 && !name.chars().any(|c| c.is_control() || c == '\\')
         };

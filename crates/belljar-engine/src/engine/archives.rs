@@ -1,4 +1,4 @@
-//! Directories of a session as archives, packed and unpacked by the guest. The host only forwards bytes.
+//! Directories of a session as archives. The guest packs and unpacks them; the host only forwards bytes.
 
 use std::io::Write;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::uploads::UploadPermit;
 /// Bytes that are read from a pipe at once.
 const PIECE: usize = 256 * 1024;
 
-/// How long the guest may neither read nor write.
+/// How long the guest may neither read nor write before the transfer fails.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// A download of an archive. If it is dropped before its end, the guest stops packing.
@@ -60,16 +60,16 @@ pub struct ArchiveUpload {
 
 #[derive(Debug)]
 enum UnpackState {
-    /// Unpacked as it comes.
+    /// Unpacked while it arrives.
     Pipe(Job, GuestPipe),
-    /// Stored in the directory first: this format is read from the end.
+    /// Stored in the directory first, because this format is read from its end.
     File(Temporary, BlockingWriter<UntrustedFile>),
-    /// The archive has ended; further bytes only fill up its last block.
+    /// The archive has ended; further bytes are only padding of its last block.
     Unpacked(JobReport),
 }
 
 impl ArchiveUpload {
-    /// Takes the next bytes, as fast as they are unpacked.
+    /// Takes the next bytes, at the speed of the unpacking.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), EngineError> {
         let taken = match &mut self.state {
             Some(UnpackState::Pipe(_, pipe)) => {
@@ -89,7 +89,7 @@ impl ArchiveUpload {
         Ok(())
     }
 
-    /// The upload is complete.
+    /// Ends the upload and waits until everything is unpacked.
     pub async fn finish(mut self) -> Result<JobReport, EngineError> {
         let state = self.state.take().ok_or_else(broken_off)?;
         self.settle(state).await
@@ -98,7 +98,7 @@ impl ArchiveUpload {
     async fn settle(&self, state: UnpackState) -> Result<JobReport, EngineError> {
         match state {
             UnpackState::Pipe(job, mut pipe) => {
-                // If this fails, the guest reports why.
+                // If this fails, the guest returns the reason.
                 let _ = timeout(SILENCE, pipe.shutdown()).await;
                 drop(pipe);
                 self.sandbox.finish(job).await.map_err(EngineError::Files)
@@ -112,7 +112,7 @@ impl ArchiveUpload {
                     }
                     Err(error) => Err(error),
                 };
-                // If this fails too, a hidden file is left.
+                // If this fails too, a hidden file remains.
                 let _ = self.sandbox.discard_file(temporary).await;
                 unpacked
             }
@@ -156,7 +156,7 @@ impl Engine {
         Ok(ArchiveDownload { sandbox, job: Some(job), pipe, buffer: BytesMut::new() })
     }
 
-    /// Begins to unpack into a directory, which is made.
+    /// Begins to unpack into a directory, which is created.
     pub async fn upload_archive(
         &self,
         who: &Principal,

@@ -1,4 +1,4 @@
-//! What sessions and runs have left, for their tenant.
+//! Artifacts of the sessions and runs of a tenant.
 
 use super::{Engine, Principal};
 use crate::artifacts::{ArtifactFilter, ArtifactRow};
@@ -26,7 +26,8 @@ impl Engine {
             .ok_or_else(|| EngineError::NoArtifact(id.to_owned()))
     }
 
-    /// Forgets an artifact. Its content goes when no other of the tenant has the same.
+    /// Removes an artifact. Its content is deleted when no other artifact of the tenant has the
+    /// same content.
     pub async fn remove_artifact(&self, who: &Principal, id: &str) -> Result<(), EngineError> {
         let removed = self.shared.artifact_store.remove(&who.tenant, id).await?;
         let outcome = if removed { "removed" } else { "not found" };

@@ -1,4 +1,4 @@
-//! A new session, or the one that has the caller's key already.
+//! Creates a session, or finds the one that has the caller's key already.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,16 +25,17 @@ pub enum CreatedHow {
     Created,
     /// A session with this key exists.
     Found,
-    /// A session with this key had ended and goes on with its files.
+    /// A session with this key had ended and was started again with its files.
     Restarted,
 }
 
-/// The answer to a request for a session.
+/// The result of a request for a session.
 #[derive(Debug)]
 pub struct Created {
     pub session: SessionInfo,
     pub how: CreatedHow,
-    /// The session that had this key before and is gone, and why: the caller must learn that its variables are gone.
+    /// The session that had this key before and is gone, and why. The caller needs this to know that its variables are
+    /// lost.
     pub replaced: Option<(String, String)>,
 }
 
@@ -79,7 +80,7 @@ impl Engine {
         let _guard = guard.lock().await;
         if let Some(session) = self.registry.find_by_key(&full_key) {
             match self.found(&session, &ask).await {
-                // It is about to end.
+                // The session is about to end.
                 Err(EngineError::NotNow { .. }) => drop(session.ended().await?),
                 found => return found,
             }
@@ -87,8 +88,8 @@ impl Engine {
         self.create_with_key(who, ask, full_key.1, begun).await
     }
 
-    /// A new session with a key that no live session has: an ended one on disk goes on with its files. To be called with the lock of
-    /// the key.
+    /// Creates a session with a key that no live session has. An ended session on disk with this key is started again
+    /// with its files. The caller must hold the lock of the key.
     async fn create_with_key(
         &self,
         who: &Principal,
@@ -101,7 +102,8 @@ impl Engine {
             && row.spec.storage == Storage::Bind
             && ask.storage != Some(Storage::Tmpfs)
         {
-            // Everything but the storage can change with the next sandbox: the new request counts, and for the rest the earlier one.
+            // All settings except the storage can change with the new sandbox. Settings that the new request does not
+            // have are those of the earlier one.
             let spec = ask.with_defaults(&row.spec);
             if spec.checkpoints.is_some() {
                 return Err(no_checkpoints_on_disk());
@@ -169,7 +171,7 @@ impl Engine {
             row.phase = Phase::Ready;
         }
         let (state, registry) = (Arc::clone(&self.shared), Arc::clone(&self.registry));
-        // A task of its own: the caller may go away at any moment, and a stored session must have a driver.
+        // A separate task: the caller may disconnect at any moment, and a stored session must have a driver.
         let entering = tokio::spawn(async move {
             state.store.put_session(row.clone(), durability(&row.spec)).await?;
             registry.enter(row, reservation, origin)
@@ -179,18 +181,18 @@ impl Engine {
         let view = session.settled().await;
         match view.phase {
             Phase::Failed | Phase::Stopped | Phase::Stopping => {
-                // Sent before the end was published.
+                // The driver sends the error before it publishes the end.
                 Err(failure.try_recv().unwrap_or_else(|_| {
                     EngineError::not_now(&session.id, rules::Refusal::Ended, view.ended_because)
                 }))
             }
-            // This server ends meanwhile.
+            // The server is stopping.
             Phase::Creating => Err(EngineError::Stopping),
             _ => Ok(self.info(&session)),
         }
     }
 
-    /// Refuses what this server can never provide.
+    /// Refuses requests that this server can never serve.
     pub(super) fn check(&self, ask: &SessionAsk) -> Result<(), EngineError> {
         check_session(ask)?;
         let config = &self.shared.config;

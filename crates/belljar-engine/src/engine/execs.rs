@@ -1,4 +1,4 @@
-//! Executions in sessions: accepting, reading, feeding and interrupting them.
+//! Executions in sessions: accepts and reads them, sends them input, and interrupts them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::exec::transcript::Transcript;
 use crate::exec::{Exec, ExecAsk, ExecParams, Stage};
 use crate::store::{ExecFilter, ExecRow, Page};
 
-/// The answer to a request to execute.
+/// The result of a request to execute.
 #[derive(Debug)]
 pub enum Accepted {
     /// It waits or runs: it is new, or the same request came before and has not ended.
     Live(Arc<Exec>),
-    /// The same request came before and has ended; [`Engine::transcript`] has what it printed.
+    /// The same request came before and has ended; [`Engine::transcript`] returns its output.
     Replayed { exec_id: String },
 }
 
@@ -34,12 +34,12 @@ impl Accepted {
     }
 }
 
-/// Which executions a page has.
+/// Which executions are on a page.
 #[derive(Debug, Clone, Copy)]
 pub enum Beyond {
-    /// Those before this number, or the newest.
+    /// Those before this number; without a number, the newest.
     Before(Option<u64>),
-    /// Those after this number, or the newest, which have ended.
+    /// Ended ones after this number; without a number, the newest ended ones.
     After(Option<u64>),
 }
 
@@ -57,8 +57,8 @@ impl Beyond {
 }
 
 impl Engine {
-    /// Executes something in a session. A new execution is stored when this returns; one with an id that
-    /// was used before is compared with that, and not executed again.
+    /// Executes something in a session. A new execution is stored when this returns. If the id was used before, the
+    /// request is compared with the earlier one and not executed again.
     pub async fn exec(
         &self,
         who: &Principal,
@@ -116,7 +116,7 @@ impl Engine {
                 Err(EngineError::ExecDiffers(exec_id))
             }
             Some((.., true)) => Ok(Accepted::Replayed { exec_id }),
-            // Its end could not be stored.
+            // The execution ended, but its end could not be stored.
             _ => Err(EngineError::DuplicateExec(exec_id)),
         }
     }
@@ -136,7 +136,7 @@ impl Engine {
         info.ok_or_else(|| EngineError::NoExec(exec_id.to_owned()))
     }
 
-    /// Bytes of an execution's output: in memory, or to be read from the store.
+    /// The size of an execution's output in bytes, in memory or in the store.
     pub async fn exec_bytes(
         &self,
         who: &Principal,
@@ -221,7 +221,7 @@ impl Engine {
         let session = self.live_session(who, id).await?;
         let interrupted = session.interrupt(exec_id.clone()).await;
         match (interrupted, exec_id) {
-            // It has ended, or never existed.
+            // The execution has ended, or never existed.
             (Err(EngineError::NoExec(_)), Some(exec_id)) => {
                 self.exec_info(who, id, &exec_id).await.map(|_| 0)
             }
@@ -249,7 +249,7 @@ impl Engine {
             )));
         }
         let mut stage = exec.stage.subscribe();
-        // Input for an execution in the queue waits until that starts.
+        // Input for a queued execution waits until it starts.
         let _ = stage.wait_for(|stage| !matches!(stage, Stage::Queued { .. })).await;
         session.stdin(exec_id, bytes, close).await
     }
@@ -272,7 +272,7 @@ impl Engine {
         limit: u32,
     ) -> Result<Page<LogEntry>, EngineError> {
         self.row(who, id).await?;
-        // Executions that are not stored yet come first: they may be stored while we read.
+        // Executions that are not stored yet are read first: they may be stored while we read the store.
         let live = self.session(who, id).map(|session| session.live_execs()).unwrap_or_default();
         let ended = live.iter().filter(|exec| exec.transcript.outcome().is_some());
         let newest = after.is_none();
@@ -292,12 +292,12 @@ impl Engine {
         })
     }
 
-    /// An execution whose end is not stored yet. Waits for a session that is being recovered: until
-    /// its sandbox is found, it does not know its executions.
+    /// An execution whose end is not stored yet. Waits if the session is being recovered: its executions are not known
+    /// until its sandbox is found.
     async fn live_exec(&self, who: &Principal, id: &str, exec_id: &str) -> Option<Arc<Exec>> {
         let session = self.session(who, id).ok()?;
         session.settled().await;
-        // An execution that the store refuses is not one.
+        // An execution that the store refuses does not count.
         session.live_exec(exec_id)?.once_accepted().await.ok()
     }
 }

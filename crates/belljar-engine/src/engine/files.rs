@@ -1,5 +1,5 @@
-//! Files of a session, for its clients: they can do what a program inside can do, and nothing else. The guest does it; the host has
-//! descriptors of plain files and never opens a path.
+//! Files of a session, for its clients. A client can do what a program in the sandbox can do, and nothing else. The
+//! guest does the work; the host gets descriptors of plain files and never opens a path.
 
 use std::io::{self, Write};
 
@@ -57,7 +57,7 @@ enum UploadTarget {
 }
 
 impl FileUpload {
-    /// Takes the next bytes, as fast as they can be written.
+    /// Takes the next bytes, at the speed of the disk.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), EngineError> {
         let sent = match &self.writing {
             Some(writing) => writing.incoming.write(bytes).await,
@@ -66,14 +66,14 @@ impl FileUpload {
         if sent {
             return Ok(());
         }
-        // The writing thread has ended, with an error.
+        // The writing thread has ended with an error.
         match self.writing.take() {
             Some(writing) => Err(self.settle(writing).await.err().unwrap_or_else(broken_off)),
             None => Err(broken_off()),
         }
     }
 
-    /// The upload is complete: makes the file visible.
+    /// Ends the upload and makes the file visible.
     pub async fn finish(mut self) -> Result<(), EngineError> {
         let writing = self.writing.take().ok_or_else(broken_off)?;
         self.settle(writing).await
@@ -91,7 +91,7 @@ impl FileUpload {
         let temporary = match target {
             UploadTarget::Temporary(temporary) => temporary,
             UploadTarget::Append(behind) => {
-                // What was written stays, also after an error.
+                // The bytes that were written are kept, even after an error.
                 let closed = self.sandbox.close_file(behind).await.map_err(EngineError::Files);
                 return written.and(closed);
             }
@@ -104,7 +104,7 @@ impl FileUpload {
             Err(error) => Err(error),
         };
         if committed.is_err() {
-            // If this fails too, a hidden file is left.
+            // If this fails too, a hidden file remains.
             let _ = self.sandbox.discard_file(temporary).await;
         }
         committed
@@ -171,7 +171,7 @@ impl Engine {
         sandbox.open_path(&inside(path)?).await.map_err(EngineError::Files)
     }
 
-    /// Begins to write a file; its directories are made.
+    /// Begins to write a file; missing directories are created.
     pub async fn write_file(
         &self,
         who: &Principal,
@@ -193,8 +193,8 @@ impl Engine {
         })
     }
 
-    /// Begins to append to a file; it is created if it does not exist, with its directories. Bytes are visible at once, also those of an
-    /// upload that breaks off.
+    /// Begins to append to a file. The file and its directories are created if they do not exist. Bytes are visible at
+    /// once, even if the upload breaks off.
     pub async fn append_file(
         &self,
         who: &Principal,
@@ -217,7 +217,7 @@ impl Engine {
         })
     }
 
-    /// Watches a directory; the session is in use meanwhile.
+    /// Watches a directory; meanwhile the session counts as in use.
     pub async fn watch_files(
         &self,
         who: &Principal,
@@ -277,7 +277,7 @@ impl Engine {
         sandbox.move_path(&inside(path)?, &inside(to)?).await.map_err(EngineError::Files)
     }
 
-    /// A lease of the sandbox of a live session; it counts as use.
+    /// A lease of the sandbox of a live session. This counts as use of the session.
     pub(super) async fn used_sandbox(
         &self,
         who: &Principal,
@@ -290,7 +290,7 @@ impl Engine {
     }
 }
 
-/// The absolute path inside; a relative one is below the session's directory.
+/// The absolute path in the sandbox. A relative path is below the session's directory.
 pub(super) fn inside(path: &str) -> Result<Vec<u8>, EngineError> {
     if path.contains('\0') {
         return Err(EngineError::Invalid("a path has no NUL bytes".into()));
@@ -302,7 +302,7 @@ pub(super) fn inside(path: &str) -> Result<Vec<u8>, EngineError> {
     })
 }
 
-/// Opens a file; if its directory is not there it is made, and the file tried again.
+/// Opens a file. If its directory does not exist, creates it and tries again.
 async fn in_directory<T, F: Future<Output = Result<T, RuntimeError>>>(
     sandbox: &Sandbox,
     directory: &str,
@@ -319,8 +319,7 @@ async fn in_directory<T, F: Future<Output = Result<T, RuntimeError>>>(
     opened.map_err(EngineError::Files)
 }
 
-/// The directory of a file, in which links are followed, and its name, at which they are not: a
-/// link is replaced.
+/// The directory of a file, and its name. Links in the directory are followed; a link at the name is replaced.
 fn split(path: &[u8]) -> Result<(String, &[u8]), EngineError> {
     let no_file = || EngineError::Invalid("this is not the path of a file".into());
     let at = path.iter().rposition(|byte| *byte == b'/').ok_or_else(no_file)?;
@@ -329,7 +328,7 @@ fn split(path: &[u8]) -> Result<(String, &[u8]), EngineError> {
         return Err(no_file());
     }
     let directory = std::str::from_utf8(directory).map_err(|_| no_file())?;
-    // With the dot, a link at its end is followed.
+    // Because of the dot, a link at the end of the path is followed.
     Ok((format!("{directory}/."), name))
 }
 

@@ -1,4 +1,4 @@
-//! Removes sessions with everything they left: on request, or when they are old.
+//! Removes sessions with all their data, on request or when they are old.
 //!
 //! ```text
 //!   ended ─▶ directory marked ─▶ row deleted ─▶ directory removed
@@ -49,7 +49,7 @@ impl Engine {
         let row = self.row(who, id).await?;
         let info = self.info_of_row(row.clone());
         let shared = Arc::clone(&self.shared);
-        // A task of its own: the caller may go away, and the session must not stay half removed.
+        // A separate task: the caller may disconnect, and the session must not stay half removed.
         let removing = tokio::spawn(async move {
             let _guard = guard;
             shared.forget_with_files(&row).await
@@ -60,7 +60,7 @@ impl Engine {
 }
 
 impl Registry {
-    /// Removes sessions on disk that ended longer ago than they are to be kept.
+    /// Removes sessions on disk that ended before the retention time.
     pub(super) async fn remove_expired(&self) {
         let Some(retention_s) = self.state.config.disk.retention_s else { return };
         let before_ms = clock::now_ms().saturating_sub(clock::seconds_to_ms(retention_s));
@@ -99,7 +99,7 @@ impl Registry {
         let name = row.key.clone().unwrap_or_else(|| format!("\0{}", row.id));
         let guard = self.lock_key(&(row.tenant.clone(), name));
         let _guard = guard.lock().await;
-        // It may be in use again by now.
+        // The session may be in use again by now.
         let is_expired = |row: &SessionRow| row.ended_ms.is_some_and(|ended| ended < before_ms);
         match self.state.store.session(&row.id).await?.filter(is_expired) {
             Some(row) if self.find(&row.id).is_none() => {
@@ -111,7 +111,7 @@ impl Registry {
 }
 
 impl EngineState {
-    /// Removes the row and the files of a session that has ended. To be called with the lock of its key.
+    /// Removes the row and the files of a session that has ended. The caller must hold the lock of its key.
     async fn forget_with_files(&self, row: &SessionRow) -> Result<(), EngineError> {
         let record = SessionDirectory::of(&self.config.sessions_root, &row.id);
         let path = record.directory().to_owned();

@@ -1,4 +1,4 @@
-//! What happens to a session later: it is started again on its files, lives longer, is stopped.
+//! Starts ended sessions again, extends the life of sessions, and stops them.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::spec::{SessionAsk, Storage};
 use crate::store::SessionRow;
 
 impl Engine {
-    /// Starts a session again that has ended and whose files are still there.
+    /// Starts an ended session again whose files still exist.
     pub async fn start_again(&self, who: &Principal, id: &str) -> Result<SessionInfo, EngineError> {
         let restarted = self.start_again_unnoted(who, id).await;
         let outcome =
@@ -30,7 +30,7 @@ impl Engine {
         restarted
     }
 
-    /// Lets a session live longer.
+    /// Extends the life of a session.
     pub async fn extend(
         &self,
         who: &Principal,
@@ -43,7 +43,7 @@ impl Engine {
         Ok(self.info(&session))
     }
 
-    /// Ends a session and waits until it is gone. One that has ended already stays as it is.
+    /// Ends a session and waits until it is gone. An ended session is not changed.
     pub async fn stop(&self, who: &Principal, id: &str) -> Result<SessionInfo, EngineError> {
         let stopped = match self.session(who, id) {
             Ok(session) => {
@@ -71,13 +71,13 @@ impl Engine {
         id: &str,
     ) -> Result<SessionInfo, EngineError> {
         let key = self.row(who, id).await?.key;
-        // No key has a NUL in it, so this is the lock of the session itself.
+        // No key contains a NUL, so this is a lock for the session itself.
         let name = key.clone().unwrap_or_else(|| format!("\0{id}"));
         let full_key = (who.tenant.clone(), name);
         let guard = self.registry.lock_key(&full_key);
         let _guard = guard.lock().await;
         if let Ok(session) = self.session(who, id) {
-            // It may be on its way out; then its files are free in a moment.
+            // The session may be stopping; then its files are free in a moment.
             if session.phase() == Phase::Stopping {
                 session.ended().await?;
             }
@@ -99,7 +99,7 @@ impl Engine {
         self.restart(who, row, Instant::now()).await
     }
 
-    /// Makes a session of a row that was one, with a life as long as it was given at first.
+    /// Starts a session again from its row, with its original time to live.
     pub(super) async fn restart(
         &self,
         who: &Principal,
@@ -107,7 +107,7 @@ impl Engine {
         begun: Instant,
     ) -> Result<SessionInfo, EngineError> {
         self.shared.check_volumes(&who.tenant, &row.spec.volumes).await?;
-        // What the operator allows may be another by now.
+        // The operator may have changed which directories are allowed.
         self.shared.find_workspace(row.spec.workspace.as_deref()).await?;
         let reservation = self.shared.reserve(who, &row.spec)?;
         let now = clock::now_ms();

@@ -1,4 +1,4 @@
-//! The engine: the sessions of this server, and one method for each thing that can be asked of them.
+//! The engine: the sessions of this server, and one method for each operation on them.
 //!
 //! ```text
 //!   API, command line
@@ -13,13 +13,14 @@
 //!                   driver ────────┘
 //! ```
 //!
-//! The engine owns no session: it looks its handle up in the registry and asks. A session without a handle has a row in the store,
-//! and is answered from there.
+//! The engine owns no session: it finds the handle in the registry and sends it a request. A session without a handle
+//! has only a row in the store, and requests about it are answered from there.
 //!
-//! [`create`] creates sessions or finds them, [`life`] starts, extends and stops them, [`forget`] removes them, [`execs`] executes in them,
-//! [`artifacts`] are what they left, [`datasets`], [`files`] and [`archives`] what they work on, [`terminals`] their terminals,
-//! [`volumes`] files that outlive them, [`runs`] do without a session; [`views`] describes all that. [`recovery`] takes over what an earlier
-//! server left, [`upkeep`] removes what is old.
+//! [`create`] creates or finds sessions, [`life`] starts, extends and stops them, [`forget`] removes them, [`execs`]
+//! executes in them. [`artifacts`] has their artifacts, [`datasets`], [`files`] and [`archives`] their data,
+//! [`terminals`] their terminals, [`volumes`] the files that outlive them. [`runs`] executes without a session.
+//! [`views`] describes sessions and executions. [`recovery`] takes over what an earlier server left, [`upkeep`] removes
+//! old data.
 
 mod archives;
 mod artifacts;
@@ -69,7 +70,7 @@ use crate::state::{self, EngineState};
 use crate::store::{SessionRow, Store};
 use registry::Registry;
 
-/// A disk with fewer free bytes than this counts as full: little more than a page of the database can be written to it.
+/// A disk with fewer free bytes than this counts as full: there is room for little more than a page of the database.
 const LEAST_ROOM: u64 = 256 * 1024;
 
 /// The sessions of this server.
@@ -78,15 +79,15 @@ pub struct Engine {
     pub(crate) shared: Arc<EngineState>,
     registry: Arc<Registry>,
     audit: Audit,
-    /// Becomes true when everything that an earlier server left is taken over or cleaned up.
+    /// Becomes true when everything that an earlier server left has been taken over or cleaned up.
     recovered: watch::Sender<bool>,
-    /// Tasks that count usage and remove what is old, until the engine is closed.
+    /// Tasks that count usage and remove old data until the engine is closed.
     chores: [tokio::task::JoinHandle<()>; 2],
 }
 
 impl Engine {
-    /// Starts with what an earlier server left: its sessions are listed at once, in phase `creating`, and are ready when their sandboxes
-    /// have been found.
+    /// Starts the engine and takes over the sessions of an earlier server. They are listed at once, in phase
+    /// `creating`, and become ready when their sandboxes are found.
     pub async fn start(
         config: EngineConfig,
         store: Arc<dyn Store>,
@@ -121,7 +122,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Ends the server's work: sessions are stopped, or left to the next server.
+    /// Ends the engine: sessions are stopped, or left to the next server.
     pub async fn close(&self, stop_sessions: bool) {
         self.shared.shut();
         self.chores.iter().for_each(tokio::task::JoinHandle::abort);
@@ -204,7 +205,7 @@ impl Engine {
         self.shared.admission.load().sessions > 0
     }
 
-    /// Stores the usage that was counted since the last time.
+    /// Stores the usage that was counted since the last flush.
     pub async fn flush_usage(&self) -> Result<(), EngineError> {
         Ok(self.shared.usage.flush(&*self.shared.store).await?)
     }
@@ -222,7 +223,7 @@ impl Engine {
             &config.snapshots.directory,
         ];
         let full = |directory: &&Path| {
-            // A missing directory is made when it is needed.
+            // A missing directory is created when it is needed.
             let room = belljar_sys::mount::room(directory);
             room.is_ok_and(|room| room.free < LEAST_ROOM)
         };
@@ -242,7 +243,7 @@ impl Engine {
         Ok(Arc::clone(&self.live_session(who, id).await?.traffic))
     }
 
-    /// A live session; one that has ended is refused with the reason.
+    /// A live session. For an ended session, the error contains the reason of its end.
     async fn live_session(&self, who: &Principal, id: &str) -> Result<Arc<Session>, EngineError> {
         match self.session(who, id) {
             Ok(session) => Ok(session),

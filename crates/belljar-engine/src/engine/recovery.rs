@@ -1,4 +1,4 @@
-//! Takes over what an earlier server left.
+//! Takes over the sessions and files of an earlier server.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use crate::session_directory::SessionDirectory;
 use crate::spec::SessionSpec;
 use crate::store::SessionRow;
 
-/// Sandboxes of an earlier server taken over at the same time.
+/// How many sandboxes of an earlier server are taken over at the same time.
 const ADOPTING_AT_ONCE: usize = 64;
 
-/// A session found after a restart lives at least this long, even if the clock says that it has expired: the time of day may have
-/// jumped, and its client may be about to come back.
+/// A session found after a restart lives at least this long, even if the clock says that it has expired: the time of
+/// day may have jumped, and its client may be about to come back.
 const GRACE_AFTER_RESTART_MS: i64 = 60_000;
 
 const SERVER_ENDED: &str = "the server ended while it was being staged";
 
 impl Engine {
-    /// Whether everything an earlier server left has been dealt with.
+    /// Whether everything that an earlier server left has been taken over or cleaned up.
     #[must_use]
     pub fn is_recovered(&self) -> bool {
         *self.recovered.borrow()
     }
 
-    /// Waits for the sessions that are being taken over, and removes what belongs to none.
+    /// Waits for the sessions that are being taken over, and removes what belongs to no session.
     pub(super) async fn recover(&self, left: LeftBehind, adopted: Vec<Arc<Session>>) {
         let reaping = tokio::spawn(Arc::clone(&self.shared.runtime).reap(left.sandboxes));
         self.shared.remove_unclaimed(left.directories).await;
@@ -57,13 +57,13 @@ impl Registry {
         let was_stopping = row.phase == Phase::Stopping;
         let was_asleep = row.phase.is_asleep();
         row.phase = Phase::Creating;
-        // A hibernated session takes no room.
+        // A hibernated session reserves no capacity of a sandbox.
         let reservation =
             (!was_asleep).then(|| self.state.admission.admit(&row.tenant, &row.spec.limits));
         let origin = match row.handle.take().map(Box::new) {
             left if was_asleep => Origin::Hibernated(left),
             Some(handle) => Origin::Adopted(handle),
-            // Half-made: there is no handle, so there is nothing to find.
+            // The session was not completely created: there is no handle, so there is no sandbox to find.
             None => Origin::Lost,
         };
         let (session, owner) = self.register(row);
@@ -81,7 +81,7 @@ impl Registry {
 }
 
 impl EngineState {
-    /// Datasets that an earlier server was about to stage have failed. To be called before new ones can be asked for.
+    /// Marks datasets that an earlier server was about to stage as failed. Call it before clients can request new ones.
     pub(super) async fn give_up_pending_datasets(&self) {
         if let Err(error) =
             self.store.fail_pending_datasets(SERVER_ENDED, crate::clock::now_ms()).await
@@ -90,9 +90,9 @@ impl EngineState {
         }
     }
 
-    /// What an earlier server left. To be called before the pool of this server makes directories.
+    /// Finds what an earlier server left. Call it before the pool of this server creates directories.
     pub(super) async fn find_left(&self, rows: &[SessionRow]) -> LeftBehind {
-        // The sandbox of a hibernated session does not belong to it: the session is its snapshot.
+        // A sandbox of a hibernated session is not kept: the session is restored from its snapshot.
         let awake = rows.iter().filter(|row| !row.phase.is_asleep());
         let sandboxes = awake.filter_map(|row| Some(row.handle.as_ref()?.name.clone())).collect();
         LeftBehind {
@@ -114,7 +114,7 @@ impl EngineState {
         finding.await.unwrap_or_default()
     }
 
-    /// Unmounts what a server that was killed had mounted for a moment in the directories of sessions. To be called before anything is
+    /// Unmounts what a killed server had mounted temporarily in the directories of sessions. Call it before anything is
     /// mounted again.
     pub(super) async fn tidy_session_mounts(&self) {
         let root = self.config.sessions_root.clone();
@@ -129,7 +129,7 @@ impl EngineState {
         }
     }
 
-    /// Removes those of them that belong to no session.
+    /// Removes the directories that belong to no session.
     async fn remove_unclaimed(&self, directories: Vec<String>) {
         for name in directories {
             if let Ok(None) = self.store.session(&name).await {
@@ -158,7 +158,7 @@ pub(super) struct LeftBehind {
     pub(super) sandboxes: HashSet<String>,
     /// Directories that may belong to no session.
     pub(super) directories: Vec<String>,
-    /// When this was found: what is younger belongs to this server.
+    /// The time of the search: newer directories belong to this server.
     pub(super) found_ms: i64,
 }
 

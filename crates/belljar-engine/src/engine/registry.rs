@@ -15,7 +15,7 @@ use crate::session::{self, DriverStart, Origin, Session, SessionOwner, View};
 use crate::state::EngineState;
 use crate::store::SessionRow;
 
-/// How long sessions have to end when the server does.
+/// How long sessions may take to end when the server ends.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A tenant and a key that it chose for a session.
@@ -24,7 +24,7 @@ pub(super) type TenantKey = (String, String);
 #[derive(Debug)]
 pub(super) struct Registry {
     pub(super) state: Arc<EngineState>,
-    /// Locked for single look-ups and changes, never across an await.
+    /// Locked for single lookups and changes, never across an await.
     entries: Mutex<Entries>,
     /// How many sessions are registered.
     count: watch::Sender<usize>,
@@ -34,11 +34,11 @@ pub(super) struct Registry {
 struct Entries {
     sessions: HashMap<String, Arc<Session>>,
     by_key: HashMap<TenantKey, String>,
-    /// Held while a session with this key is being looked for or created.
+    /// Held while a session with this key is looked up or created.
     key_locks: HashMap<TenantKey, Arc<tokio::sync::Mutex<()>>>,
 }
 
-/// A session that was just registered, and why it could not be created, should that happen.
+/// A session that was just registered, and a receiver of the error if it cannot be created.
 pub(super) struct Entered {
     pub(super) session: Arc<Session>,
     pub(super) failure: oneshot::Receiver<EngineError>,
@@ -64,7 +64,7 @@ impl Registry {
         Ok(Entered { session, failure })
     }
 
-    /// Registers a session; it needs a driver.
+    /// Registers a session. The caller must start its driver.
     pub(super) fn register(&self, row: SessionRow) -> (Arc<Session>, SessionOwner) {
         let view = View { phase: Phase::Creating, ..view_of(&row) };
         let traffic = self.state.traffic(&row.tenant, Some(&row.id), None);
@@ -80,8 +80,8 @@ impl Registry {
         (session, owner)
     }
 
-    /// Starts the driver of a session, which leaves the registry when the driver returns. A driver that panics must not
-    /// leave a session behind that cannot be stopped.
+    /// Starts the driver of a session. The session leaves the registry when the driver returns, even if it panics: a
+    /// session without a driver could not be stopped.
     pub(super) fn drive(
         self: &Arc<Self>,
         session: Arc<Session>,
@@ -108,7 +108,7 @@ impl Registry {
         });
     }
 
-    /// The lock to hold while a session with this key is looked for or created.
+    /// The lock to hold while a session with this key is looked up or created.
     pub(super) fn lock_key(&self, key: &TenantKey) -> Arc<tokio::sync::Mutex<()>> {
         let mut entries = lock(&self.entries);
         entries.key_locks.retain(|known, guard| known == key || Arc::strong_count(guard) > 1);
@@ -132,7 +132,7 @@ impl Registry {
         *self.count.borrow()
     }
 
-    /// Waits until this session is not registered any more.
+    /// Waits until this session is no longer registered.
     pub(super) async fn removed(&self, id: &str) {
         let mut count = self.count.subscribe();
         while self.find(id).is_some() {
@@ -141,7 +141,7 @@ impl Registry {
         }
     }
 
-    /// Waits until no session is registered, but not for ever.
+    /// Waits until no session is registered, with a time limit.
     pub(super) async fn empty(&self) {
         let mut count = self.count.subscribe();
         if tokio::time::timeout(CLOSE_PATIENCE, count.wait_for(|count| *count == 0)).await.is_err()
@@ -150,12 +150,13 @@ impl Registry {
         }
     }
 
-    /// The session has ended, or is left to the next server: its row in the database is what is known of it.
+    /// Removes a session that has ended, or is left to the next server. From now on it is described by its row in the
+    /// database.
     fn remove(&self, session: &Arc<Session>) {
         let mut entries = lock(&self.entries);
         let is_it = |known: &Arc<Session>| Arc::ptr_eq(known, session);
         if !entries.sessions.get(&session.id).is_some_and(is_it) {
-            // It was started again: id and key belong to the new handle.
+            // The session was started again: id and key belong to the new handle.
             return;
         }
         entries.sessions.remove(&session.id);

@@ -20,7 +20,7 @@ use crate::pool::Pool;
 use crate::run::execute_in;
 use crate::spec::{SessionAsk, SessionSpec, Storage};
 
-/// What to run once.
+/// The request for a run.
 #[derive(Debug, Clone)]
 pub struct RunAsk {
     pub id: String,
@@ -29,7 +29,7 @@ pub struct RunAsk {
     pub exec: ExecParams,
 }
 
-/// A run that can be started.
+/// A checked request, which can be started.
 #[derive(Debug)]
 pub struct CheckedRun {
     session: SessionAsk,
@@ -39,7 +39,7 @@ pub struct CheckedRun {
 }
 
 impl RunAsk {
-    /// Refuses what no server could run.
+    /// Refuses a request that no server could run.
     pub fn check(self) -> Result<CheckedRun, EngineError> {
         check_session(&self.session)?;
         let source = self.exec.source.text();
@@ -62,7 +62,7 @@ impl CheckedRun {
 }
 
 impl Engine {
-    /// Runs in a sandbox of its own, which is removed afterwards. Dropping the future ends the run.
+    /// Runs in a new sandbox, which is removed afterwards. Dropping the future ends the run.
     pub async fn run(&self, who: &Principal, run: CheckedRun) -> Result<ExecResult, EngineError> {
         let CheckedRun { session, exec, source } = run;
         let mut noted = Noted {
@@ -120,7 +120,7 @@ impl Engine {
         outcome
     }
 
-    /// A warm sandbox, or a new one if those of the pool are of another kind.
+    /// A warm sandbox of the pool, or a new one if those of the pool are of another kind.
     async fn sandbox_for_run(
         &self,
         who: &Principal,
@@ -148,7 +148,7 @@ impl Engine {
     }
 }
 
-/// Artifacts of a run go to the artifact store.
+/// Stores the artifacts of a run in the artifact store.
 struct InRun<'a> {
     shared: &'a EngineState,
     tenant: &'a str,
@@ -165,13 +165,14 @@ impl Aftermath for InRun<'_> {
     }
 }
 
-/// Records a run when it is dropped: also a run whose client went away, and whose future was dropped.
+/// Records a run when it is dropped, so that a run is also recorded if its client disconnects and its future is
+/// dropped.
 struct Noted<'a> {
     engine: &'a Engine,
     who: &'a Principal,
     id: String,
     code: Vec<u8>,
-    /// `None` if it never began.
+    /// `None` if the run never began.
     status: Option<Status>,
     bytes_out: u64,
     outcome: String,
@@ -203,7 +204,7 @@ impl Drop for Noted<'_> {
 struct Metered<'a> {
     shared: &'a EngineState,
     tenant: &'a str,
-    /// Until it is destroyed.
+    /// `None` after it was destroyed.
     sandbox: Option<Sandbox>,
 }
 

@@ -16,10 +16,10 @@ use crate::snapshots::ForkSource;
 use crate::spec::{SessionSpec, Storage};
 use crate::store::Durability;
 
-/// Sessions that one fork may make.
+/// The most sessions that one fork may create.
 pub const MAX_FORKS: usize = 100;
 
-/// A point that a session can be restored to.
+/// A state to which a session can be restored.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     pub exec_id: String,
@@ -47,7 +47,8 @@ impl Engine {
         slept
     }
 
-    /// Creates sessions with the state that this one has now, or had after an execution: all of them, or none.
+    /// Creates sessions with the state that this one has now, or had after an execution. Either all are created, or
+    /// none.
     pub async fn fork(
         &self,
         who: &Principal,
@@ -73,11 +74,12 @@ impl Engine {
             return Err(EngineError::Invalid(format!("count: expected 1 to {MAX_FORKS}")));
         }
         let session = self.live_session(who, id).await?;
-        // Before anything is written: there may be no room for them.
+        // Capacity is reserved before anything is written, because there may be none.
         let reserve = |_| self.shared.reserve(who, &session.spec);
         let reservations = (0..count).map(reserve).collect::<Result<Vec<_>, _>>()?;
         if session.spec.storage == Storage::Bind && from.is_none() {
-            // The snapshot of a hibernated session on disk has no files: they are on disk, and only a guest reads them.
+            // The snapshot of a hibernated session on disk has no files: they are on disk, and only a guest may read
+            // them.
             session.awake(who.quota()).await?;
         }
         let source = Arc::new(session.fork(force, from).await?);
@@ -187,7 +189,7 @@ impl Registry {
                 return Err(error);
             }
         };
-        // Its room is reserved already.
+        // Its capacity is reserved already.
         match session.awake(Default::default()).await {
             Ok(_) => Ok(session),
             Err(error) => {

@@ -1,5 +1,5 @@
-//! Terminals in sessions. The guest keeps them, so that they outlive connections and servers; this module connects clients to
-//! them.
+//! Terminals in sessions. The guest keeps them, so that they survive connections and servers. This module connects
+//! clients to them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,16 +16,16 @@ use crate::error::{EngineError, in_full};
 use crate::exec::shell_argv;
 use crate::session::{InUse, Session};
 
-/// How often a connection to a terminal reports that the session is in use.
+/// How often a connection to a terminal marks the session as used.
 const USE_PACE: Duration = Duration::from_secs(15);
 
-/// How long the end of a session may take to be known after its sandbox is gone.
+/// How long to wait for the end of a session to be published after its sandbox is gone.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The default prompt of a shell: the directory.
 const PROMPT: &str = "\\w \\$ ";
 
-/// Rows and columns; programs allocate memory by them.
+/// The most rows and columns, because programs allocate memory for them.
 const MAX_SIDE: u16 = 1_000;
 
 /// `TERM` of a client that does not name one.
@@ -34,9 +34,9 @@ const DEFAULT_TERM: &str = "xterm-256color";
 /// A terminal to open.
 #[derive(Debug, Clone, Default)]
 pub struct TerminalAsk {
-    /// A command line for a shell; a shell itself without one.
+    /// A command line for a shell. Without one, an interactive shell is started.
     pub command: Option<String>,
-    /// The working directory; `/session` without one.
+    /// The working directory; `/session` by default.
     pub cwd: Option<String>,
     /// The kind of terminal, as `TERM` names it.
     pub term: Option<String>,
@@ -74,14 +74,14 @@ fn check_size(size: TerminalSize) -> Result<(), EngineError> {
     }
 }
 
-/// A client at a terminal. The session is in use meanwhile.
+/// A client that is attached to a terminal. Meanwhile the session counts as in use.
 #[derive(Debug)]
 pub struct AttachedTerminal {
     pub info: TerminalInfo,
     output: TerminalOutput,
     control: TerminalControl,
     _in_use: InUse,
-    /// Reports the use of the session now and then.
+    /// Marks the session as used now and then.
     reporting: tokio::task::JoinHandle<()>,
 }
 
@@ -96,7 +96,7 @@ pub struct TerminalControl {
 #[derive(Debug)]
 pub enum TerminalUpdate {
     Output(Vec<u8>),
-    /// So many bytes of output were dropped.
+    /// This many bytes of output were dropped.
     Skipped(u64),
     Ended(TerminalEnd),
 }
@@ -107,7 +107,8 @@ impl AttachedTerminal {
         self.control.clone()
     }
 
-    /// The next update; `None` when the sandbox is gone, or this server leaves it. Cancel safe.
+    /// The next update; `None` when the sandbox is gone, or this server leaves the session to the next one. Cancel
+    /// safe.
     pub async fn next(&mut self) -> Result<Option<TerminalUpdate>, EngineError> {
         let next = self.output.next().await.map_err(EngineError::Terminal)?;
         Ok(next.map(|(event, body)| match event {
@@ -143,7 +144,7 @@ impl TerminalControl {
         sandbox.close_terminal(&self.terminal).await.map_err(EngineError::Terminal)
     }
 
-    /// Why the session has ended, which is known a moment after its sandbox is gone.
+    /// Why the session has ended. It is published a moment after the sandbox is gone.
     pub async fn ended_because(&self) -> Option<String> {
         let ended = tokio::time::timeout(END_PATIENCE, self.session.ended()).await;
         ended.ok()?.ok()?.ended_because
@@ -188,7 +189,7 @@ impl Engine {
         let session = self.settled_session(who, id).await?;
         let in_use = session.in_use()?;
         let sandbox = session.sandbox()?;
-        // A sandbox of the pool does not have the variables of the session that took it.
+        // A sandbox of the pool does not have the environment variables of the session.
         let own = session.spec.environment();
         let mut env = sandbox.environment();
         env.retain(|(name, _)| name != "TERM" && !own.contains_key(name));
@@ -203,7 +204,7 @@ impl Engine {
         attach(session, in_use, &info.terminal, None).await
     }
 
-    /// Attaches to an open terminal, with its output from a position on, or with all output that is kept.
+    /// Attaches to an open terminal. The output begins at a position, or includes all output that is kept.
     pub async fn attach_terminal(
         &self,
         who: &Principal,
@@ -251,7 +252,7 @@ async fn attach(
     let (info, output) = attached.map_err(EngineError::Terminal)?;
     let reporting = {
         let session = Arc::clone(&session);
-        // The next server must know that the session was in use until now.
+        // The use is stored, because the next server must know that the session was in use until now.
         tokio::spawn(async move {
             while session.used().is_ok() {
                 tokio::time::sleep(USE_PACE).await;

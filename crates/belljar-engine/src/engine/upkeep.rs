@@ -1,4 +1,4 @@
-//! What is done now and then, as long as the engine is open: usage is counted, and what is old is removed.
+//! Periodic tasks while the engine is open: they count usage and remove old data.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::usage;
 
 const PACE: Duration = Duration::from_secs(3600);
 
-/// Rows of ended sessions are kept this long; those with files on disk until they are removed.
+/// How long rows of ended sessions are kept. Rows of sessions with files on disk are kept until the files are removed.
 const REMEMBERED_MS: i64 = 7 * 86_400_000;
 
 pub(super) async fn remove_old(registry: Arc<Registry>) {
@@ -33,7 +33,7 @@ pub(super) async fn remove_old(registry: Arc<Registry>) {
     }
 }
 
-/// Reads the meters of all live sessions at a steady pace, and stores what they used.
+/// Reads the usage of all live sessions at a steady pace, and stores it.
 pub(super) async fn count_usage(registry: Arc<Registry>) {
     loop {
         tokio::time::sleep(usage::PACE).await;
@@ -54,7 +54,7 @@ pub(super) async fn count_usage(registry: Arc<Registry>) {
 }
 
 impl Registry {
-    /// Where the size of files is not enforced, a session that has too many gets a warning.
+    /// If the size of files is not enforced, a session whose files are too large gets a warning.
     async fn check_sizes(&self) {
         let limit = self.state.config.disk.size;
         for session in self.live() {

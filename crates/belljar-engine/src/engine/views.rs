@@ -15,7 +15,7 @@ use crate::session_directory::SessionDirectory;
 use crate::spec::{SessionSpec, Storage};
 use crate::store::{ExecRow, SessionFilter, SessionRow};
 
-/// Everything about a session, alive or not.
+/// The description of a session, live or ended.
 #[derive(Debug, Clone)]
 pub struct SessionInfo {
     pub id: String,
@@ -27,13 +27,13 @@ pub struct SessionInfo {
     pub memory_used: Option<u64>,
     /// Where its files are on the host.
     pub directory: Option<PathBuf>,
-    /// When it is removed with its files, if it has ended and is not started again.
+    /// When the ended session is removed with its files, unless it is started again.
     pub kept_until_ms: Option<i64>,
-    /// What could not be kept, in the answer to hibernate and fork.
+    /// What could not be kept; only in the result of hibernate and fork.
     pub lost: Vec<String>,
 }
 
-/// An execution, ended or not.
+/// The description of an execution, ended or not.
 #[derive(Debug)]
 pub struct ExecInfo {
     pub id: String,
@@ -43,12 +43,12 @@ pub struct ExecInfo {
     pub accepted_ms: i64,
     pub ended_ms: Option<i64>,
     pub stage: Stage,
-    /// Of one that has ended.
+    /// `None` until it has ended.
     pub result: Option<ExecResult>,
 }
 
 impl Engine {
-    /// A session, alive or not.
+    /// Describes a session, live or ended.
     pub async fn describe(&self, who: &Principal, id: &str) -> Result<SessionInfo, EngineError> {
         match self.session(who, id) {
             Ok(session) => Ok(self.info(&session)),
@@ -62,7 +62,7 @@ impl Engine {
         who: &Principal,
         filter: SessionFilter,
     ) -> Result<Vec<SessionInfo>, EngineError> {
-        // The database only has `ready`; whether a session is busy, its driver publishes.
+        // The database has only `ready`; the driver publishes whether a session is busy.
         let wanted = filter.phase;
         let stored = match wanted {
             Some(Phase::Busy) => Some(Phase::Ready),
@@ -72,7 +72,7 @@ impl Engine {
         let limit = filter.limit as usize;
         let mut filter = SessionFilter { tenant, phase: stored, ..filter };
         let mut found = Vec::new();
-        // A page of the database may have fewer sessions in this phase than were asked for.
+        // A page of the database may have fewer sessions in this phase than were requested, so more pages are read.
         loop {
             let rows = self.shared.store.sessions(filter.clone()).await?;
             let is_last = rows.len() < limit;

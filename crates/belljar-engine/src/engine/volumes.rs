@@ -1,4 +1,4 @@
-//! Volumes: created, listed, removed, and mounted in sessions and runs.
+//! Creates, lists and removes volumes, and prepares their mounts for sessions and runs.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::store::{VolumeAdded, VolumeHold, VolumeRetired, VolumesLeft};
 use crate::volumes::{AskedVolumes, VolumeInfo, VolumeMode, VolumeName, VolumeRow, VolumeUser};
 
 impl Engine {
-    /// A new, empty volume for this tenant.
+    /// Creates an empty volume for this tenant.
     pub async fn create_volume(
         &self,
         who: &Principal,
@@ -23,7 +23,7 @@ impl Engine {
     ) -> Result<VolumeInfo, EngineError> {
         let size = size.unwrap_or(self.shared.volumes.config.size);
         let (shared, tenant, of) = (Arc::clone(&self.shared), who.tenant.clone(), name.clone());
-        // A task of its own: the caller may go away, and the volume must not stay half made.
+        // A separate task: the caller may disconnect, and the volume must not stay half made.
         let making = tokio::spawn(async move { shared.make_volume(tenant, of, size).await });
         let made = making.await.unwrap_or(Err(EngineError::Stopping));
         self.note_volume(who, "volume_create", &name, made.as_ref().map(|_| "created"));
@@ -38,7 +38,7 @@ impl Engine {
         Ok(rows.into_iter().map(|row| info(row, &users, None)).collect())
     }
 
-    /// A volume, with how much it holds.
+    /// A volume, with its usage.
     pub async fn volume(
         &self,
         who: &Principal,
@@ -155,7 +155,7 @@ impl EngineState {
         }
     }
 
-    /// Removes the files, and then the row. If that fails, it is tried again at the next start.
+    /// Removes the files, and then the row. If that fails, the next start tries again.
     async fn finish_removal(&self, row: VolumeRow) -> Result<(), EngineError> {
         let place = self.volumes.place(&row);
         let path = place.directory.clone();
@@ -180,7 +180,7 @@ impl EngineState {
             let place = self.volumes.place(&row);
             let _ = tokio::task::spawn_blocking(move || place.tidy()).await;
         }
-        // In the background: no client sees them any more, and there may be many files in them.
+        // In the background: clients no longer see these volumes, and they may contain many files.
         let shared = Arc::clone(self);
         tokio::spawn(async move {
             for row in unfinished {
@@ -219,7 +219,7 @@ impl EngineState {
         found.map(|_| ()).map_err(EngineError::NoVolume)
     }
 
-    /// What a session, whose row is written, is to see below `/volumes`.
+    /// The mounts below `/volumes` for a session whose row is stored.
     pub(crate) async fn volumes_for_session(
         &self,
         tenant: &str,
@@ -232,7 +232,7 @@ impl EngineState {
         self.mounts(rows.map_err(EngineError::NoVolume)?, asked).await
     }
 
-    /// The same for a run, to which they belong until the hold is dropped.
+    /// The same for a run, which uses the volumes until the hold is dropped.
     pub(super) async fn volumes_for_run(
         &self,
         tenant: &str,
@@ -264,8 +264,8 @@ impl EngineState {
         Ok(mounts)
     }
 
-    /// All that can be done about the size of a directory: one that is full is not given to another
-    /// writer.
+    /// Checks a volume whose size is not enforced: a full volume is not given to another writer.
+    /// Nothing more can be done about its size.
     async fn check_soft(&self, row: &VolumeRow, write: bool) -> Result<(), EngineError> {
         if self.volumes.config.strict {
             return Err(EngineError::VolumeNotEnforced(format!(

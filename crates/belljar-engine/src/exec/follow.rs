@@ -7,8 +7,8 @@ use super::outcome::{SANDBOX_ENDED, ended_by_us};
 use super::result::ExecResult;
 use super::transcript::Transcript;
 
-/// Follows an execution to its end and returns its outcome, which is not yet in the transcript: the
-/// caller may have to add something before it. `None` when the sandbox was lost.
+/// Follows an execution to its end and returns its outcome. The outcome is not in the transcript
+/// yet, because the caller may have to add something before it. `None` if the sandbox was lost.
 pub(super) async fn follow(
     transcript: &Transcript,
     following: &mut Following,
@@ -21,12 +21,12 @@ pub(super) async fn follow(
             return Some(outcome);
         }
         // Only our guest writes to this connection. An event that our guest never sends means that
-        // the guest was taken over, or is broken.
+        // code took over the guest, or that the guest is broken.
         transcript.push(event).ok()?;
     }
 }
 
-/// Follows an execution from the follower's position to its end, and shows each event to `watch`.
+/// Follows an execution from the follower's position to its end, and passes each event to `watch`.
 /// Also returns whether the sandbox was lost before the end.
 pub async fn collect(
     exec_id: String,

@@ -7,11 +7,11 @@ use belljar_proto::guest::RefusalCode;
 use belljar_runtime::{RuntimeError, Sandbox};
 use tokio::sync::mpsc;
 
-/// How long to wait when the guest's buffer is full: the first pause, and the longest.
+/// The pause while the guest's buffer is full: the first one, and the longest.
 const FULL_PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
 
-/// Passes on every piece until the input ends or the code takes no more. Never returns: an execution ends when its
-/// code does, not when its input does.
+/// Sends every piece until the input ends or the code reads no more. Never returns, because an execution ends with its
+/// code, not with its input.
 pub(super) async fn feed(
     sandbox: &Sandbox,
     exec_id: &str,

@@ -24,7 +24,7 @@ pub struct LogEntry {
     pub result: LoggedResult,
 }
 
-/// A result without the fields that the entry has already.
+/// A result without the fields that the entry itself has.
 #[derive(Debug, Serialize)]
 pub struct LoggedResult {
     pub status: Status,

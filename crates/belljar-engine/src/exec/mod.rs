@@ -4,8 +4,8 @@
 //!   params ──checks──▶ request ──▶ perform: start, follow, take artifacts ──▶ transcript ──▶ result, log
 //! ```
 //!
-//! Both [`crate::run`] and [`crate::session`] execute through [`perform`]. This module does not know
-//! queues, and stores nothing.
+//! Both [`crate::run`] and [`crate::session`] execute through [`perform`]. This module has no queues, and stores
+//! nothing.
 
 mod follow;
 mod input;
@@ -35,11 +35,11 @@ use outcome::ended_by_us;
 use result::ExecResult;
 use transcript::Transcript;
 
-/// How far an execution is.
+/// The progress of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Stage {
-    /// Behind this many others.
+    /// It waits behind this many others.
     Queued {
         position: usize,
     },
@@ -57,7 +57,7 @@ pub struct Exec {
     pub accepted_ms: i64,
     pub transcript: Arc<Transcript>,
     pub(crate) stage: watch::Sender<Stage>,
-    /// Whether the store took it, once that is known.
+    /// Whether the store accepted it, once that is known.
     pub(crate) accepted: watch::Sender<Option<bool>>,
 }
 
@@ -84,7 +84,7 @@ impl Exec {
         *self.accepted.borrow() == Some(true)
     }
 
-    /// Waits until the store has taken the execution; an error if the store knew its id already.
+    /// Waits until the store has accepted the execution. Fails if the store had its id already.
     pub(crate) async fn once_accepted(self: Arc<Self>) -> Result<Arc<Exec>, EngineError> {
         let mut accepted = self.accepted.subscribe();
         match accepted.wait_for(Option::is_some).await.as_deref() {
@@ -100,7 +100,7 @@ impl Exec {
         ExecResult::of(self.id.clone(), &self.transcript)
     }
 
-    /// Ends the execution with an outcome of the server's own.
+    /// Ends the execution with an outcome set by the server.
     pub(crate) fn end(&self, status: Status, reason: &str) {
         self.finish(ended_by_us(status, reason));
     }

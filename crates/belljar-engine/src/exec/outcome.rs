@@ -1,4 +1,4 @@
-//! Outcomes that the server gives an execution when the guest could not report one.
+//! Outcomes that the server sets when the guest could not report one.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use belljar_runtime::{RuntimeError, Sandbox};
 use super::request::ExecRequest;
 use crate::error::{EngineError, in_full};
 
-/// Exit codes as a shell has them: the command cannot be executed, or does not exist.
+/// Exit codes like those of a shell: the command cannot be executed, or does not exist.
 const EXIT_NOT_STARTED: i32 = 126;
 const EXIT_NOT_FOUND: i32 = 127;
 
-/// How long to wait for the runtime to report that a sandbox has ended, and why, after its
+/// How long to wait for the runtime to report the end of a sandbox and its reason, after its
 /// connection was closed.
 const END_NOTICE: Duration = Duration::from_secs(3);
 
@@ -41,7 +41,7 @@ pub(crate) fn ended_by_us(status: Status, reason: &str) -> Outcome {
     }
 }
 
-/// The outcome of an execution that could not be started. A command leaves the kernel as it was.
+/// The outcome of an execution that could not be started. A command does not change the kernel.
 pub(crate) fn not_started(request: &ExecRequest, error: &EngineError) -> Outcome {
     let reason = format!("it could not be started: {}", in_full(error));
     let invalid = matches!(error,
@@ -54,7 +54,7 @@ pub(crate) fn not_started(request: &ExecRequest, error: &EngineError) -> Outcome
             kernel_state: KernelState::Kept,
             ..ended_by_us(Status::Error, &reason)
         },
-        // There was no kernel to lose.
+        // There was no kernel that could be lost.
         Some(_) if matches!(error, EngineError::NoInterpreter { .. }) => Outcome {
             exit_code: EXIT_NOT_FOUND,
             kernel_state: KernelState::Kept,
@@ -67,8 +67,8 @@ pub(crate) fn not_started(request: &ExecRequest, error: &EngineError) -> Outcome
 
 /// Whether a lost sandbox ran out of memory.
 pub(crate) async fn ran_out_of_memory(sandbox: &Sandbox) -> bool {
-    // A sandbox whose connection is open was given up for another reason: there is no notice to
-    // wait for.
+    // If the connection is open, the sandbox was given up for another reason, and the runtime
+    // reports no end.
     if !sandbox.link().is_open() {
         let _ = tokio::time::timeout(END_NOTICE, sandbox.ended()).await;
     }

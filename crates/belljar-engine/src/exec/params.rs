@@ -1,4 +1,5 @@
-//! What a client asks to execute, and how that becomes a request: checks, command lines, defaults.
+//! The request of a client to execute something, and its conversion: checks, command lines,
+//! defaults.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,20 +11,20 @@ use super::request::{ExecAsk, ExecRequest, MAX_TIMEOUT_S, shell_argv, timeout_ms
 use crate::EngineError;
 use crate::checks::{check_argv, check_env, path_inside};
 
-/// The name of the one user that a sandbox has.
+/// The name of the only user in a sandbox.
 pub const USER_NAME: &str = "belljar";
 
-/// The most output that can be kept, per stream.
+/// The highest limit of kept output, per stream.
 const MAX_OUTPUT: u64 = 64 << 20;
 
-/// What a client asks to execute, not yet checked.
+/// A request to execute something, not yet checked.
 #[derive(Debug, Clone)]
 pub struct ExecParams {
     pub source: Source,
-    /// The client's own id: the same id executes once.
+    /// The client's own id. Requests with the same id are executed once.
     pub id: Option<String>,
     pub timeout_s: Option<f64>,
-    /// Added to the time limit, for code that keeps to the limit by itself.
+    /// Added to the time limit, for code that enforces the limit itself.
     pub extra_ms: u64,
     /// Bytes of stdout and of stderr to keep, each.
     pub output_limit: Option<u64>,
@@ -32,13 +33,13 @@ pub struct ExecParams {
     pub background: bool,
     pub stdin: Stdin,
     pub user: Option<String>,
-    /// For a cell in bash: stderr is part of stdout.
+    /// For a cell in bash: stderr is merged into stdout.
     pub merge_output: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// Code for the kernel of a language; in the background, for a process of its own.
+    /// Code for the kernel of a language. In the background, it runs in a separate process.
     Code { language: Language, text: String },
     /// A command line for a shell.
     Shell(String),
@@ -50,9 +51,9 @@ pub enum Source {
 pub enum Stdin {
     #[default]
     Closed,
-    /// Stays open; more is sent while the code runs.
+    /// Stays open; the client sends input while the code runs.
     Open,
-    /// All of a command's input.
+    /// The complete input of a command.
     Text(String),
 }
 
@@ -74,14 +75,14 @@ impl ExecParams {
         }
     }
 
-    /// The request for a session, or what is wrong with it.
+    /// Converts it to a request for a session, or returns what is wrong with it.
     pub fn into_ask(self) -> Result<ExecAsk, EngineError> {
         self.id.as_deref().map_or(Ok(()), check_id)?;
         check_env(&self.env)?;
         self.user.as_deref().map_or(Ok(()), check_user)?;
         let (what, code) = self.what()?;
         let mut request = ExecRequest::new(what);
-        // Work in the background has no limit of its own unless the client sets one.
+        // Background work has no time limit unless the client sets one.
         let default = self.background.then_some(MAX_TIMEOUT_S);
         if let Some(seconds) = self.timeout_s.or(default) {
             request.timeout_ms = checked_timeout(seconds)?.saturating_add(self.extra_ms);
@@ -96,8 +97,8 @@ impl ExecParams {
         Ok(ExecAsk { id: self.id, request, code })
     }
 
-    /// The same for a run, in which a script for bash has a process of its own: there is no kernel
-    /// to remember anything.
+    /// The same for a run. A bash script of a run gets its own process, because no kernel has to
+    /// keep its state.
     pub(crate) fn into_ask_of_run(mut self) -> Result<ExecAsk, EngineError> {
         if let Source::Code { language: Language::Bash, text } = &mut self.source {
             check_script(text)?;
@@ -106,7 +107,7 @@ impl ExecParams {
         self.into_ask()
     }
 
-    /// What is to be executed, and the code or input that goes with it.
+    /// What to execute, and the code or input for it.
     fn what(&self) -> Result<(What, Arc<[u8]>), EngineError> {
         let argv = match &self.source {
             Source::Code { language, text } => {
@@ -149,7 +150,7 @@ impl ExecParams {
 }
 
 impl Source {
-    /// What the client wrote, for the audit log.
+    /// The text of the client, for the audit log.
     pub(crate) fn text(&self) -> Vec<u8> {
         match self {
             Source::Code { text, .. } | Source::Shell(text) => text.clone().into_bytes(),
@@ -158,7 +159,7 @@ impl Source {
     }
 }
 
-/// The language of this name; Python without a name.
+/// The language of this name; Python by default.
 pub fn language_named(name: Option<&str>) -> Result<Language, EngineError> {
     let name = name.unwrap_or("python");
     languages::find(name).ok_or_else(|| {
@@ -215,7 +216,7 @@ fn checked_output(bytes: u64) -> Result<u64, EngineError> {
     Ok(bytes)
 }
 
-/// `env` finds a program that has no path, on the PATH that the code has.
+/// If a program has no path, `env` finds it on the PATH of the code.
 fn found_on_path(argv: Vec<String>) -> Vec<String> {
     // `env` would read these as a variable or an option.
     if argv[0].contains(['/', '=']) || argv[0].starts_with('-') {

@@ -23,7 +23,7 @@ use super::start::start;
 use crate::EngineError;
 use crate::artifacts::Artifacts;
 
-/// How much later than its own limits a healthy guest reports the end of an execution, at most.
+/// The longest time after its own limits within which a healthy guest reports the end of an execution.
 const GUEST_SLACK: Duration = Duration::from_secs(10);
 
 /// How an execution begins.
@@ -34,38 +34,37 @@ pub(crate) enum Start {
     Join,
 }
 
-/// What a caller can do to an execution while it runs.
+/// The controls of a caller over a running execution.
 #[derive(Default)]
 pub(crate) struct Controls {
     /// A change to true interrupts the code.
     pub(crate) interrupt: Option<watch::Receiver<bool>>,
-    /// Standard input; its end is the end of the input.
+    /// Standard input; closing the channel closes the input.
     pub(crate) input: Option<mpsc::Receiver<Vec<u8>>>,
 }
 
-/// What is done with an execution that has ended, before readers of its transcript see the end.
+/// The steps after the end of an execution, before readers of its transcript see the end.
 pub(crate) trait Aftermath {
     /// Stores the files that the code left.
     fn take_artifacts(&self, outcome: &mut Outcome) -> impl Future<Output = Artifacts> + Send;
 
-    /// Adds to the outcome what only the server knows.
+    /// Adds what only the server knows to the outcome.
     fn complete(&self, _: &mut Outcome) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
 }
 
-/// How an execution that was started came to its end.
+/// How a started execution ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Performed {
     Finished,
-    /// The sandbox ended first. The transcript has no end yet: the caller finds out why.
+    /// The sandbox ended first. The transcript has no end yet, because the caller has to find the reason.
     SandboxLost,
-    /// The guest did not report the end in time. The transcript says so; the sandbox is of no more
-    /// use.
+    /// The guest did not report the end in time. The transcript says so. The sandbox cannot be used any more.
     Unanswered,
 }
 
-/// Performs an execution from its start, or from where its transcript ends, to its end.
+/// Performs an execution to its end, from its start or from the end of its transcript.
 pub(crate) async fn perform(
     sandbox: &Sandbox,
     exec: &Exec,
@@ -91,7 +90,7 @@ pub(crate) async fn perform(
                 return Ok(Performed::Unanswered);
             }
         };
-    // Only the server decides about checkpoints; the guest is not trusted with them.
+    // Only the server decides about checkpoints; the guest is not trusted to set these fields.
     (outcome.checkpoint, outcome.no_checkpoint) = (None, None);
     let artifacts = aftermath.take_artifacts(&mut outcome).await;
     exec.transcript.tell_artifacts(&artifacts);
@@ -128,7 +127,7 @@ async fn follow_within_limits(
     Controls { interrupt, input }: Controls,
     watch: impl FnMut(&ExecEvent),
 ) -> Followed {
-    // The guest enforces the time limit. This one is for a guest that no longer can.
+    // The guest enforces the time limit. This limit is for a guest that can no longer do so.
     let grace = Duration::from_millis(DEFAULT_GRACE_MS) + GUEST_SLACK;
     let limit = Duration::from_millis(exec.request.timeout_ms).saturating_add(grace);
     let followed = follow(&exec.transcript, following, watch);
@@ -138,7 +137,7 @@ async fn follow_within_limits(
         never = input::feed(sandbox, &exec.id, input) => match never {},
         () = interrupted(interrupt) => {
             let interrupting = async {
-                // If the guest cannot be reached any more, the end is near anyway.
+                // If the guest cannot be reached, the execution is about to end anyway.
                 let _ = sandbox.interrupt(&exec.id).await;
                 followed.await
             };
@@ -152,7 +151,7 @@ async fn follow_within_limits(
     }
 }
 
-/// Waits for an interrupt; for ever, if there is no sender.
+/// Waits for an interrupt; without a sender, forever.
 async fn interrupted(interrupt: Option<watch::Receiver<bool>>) {
     if let Some(mut interrupt) = interrupt
         && interrupt.wait_for(|wanted| *wanted).await.is_ok()

@@ -1,4 +1,4 @@
-//! What is to be executed, after it was checked. The store keeps [`ExecRequest`].
+//! A checked request to execute something. The store keeps [`ExecRequest`].
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ pub use crate::store::ExecRequest;
 /// An execution to accept: its request, its code, and an id if the client chose one.
 #[derive(Debug, Clone)]
 pub struct ExecAsk {
-    /// Asking twice with the same id executes once.
+    /// Requests with the same id are executed once.
     pub id: Option<String>,
     pub request: ExecRequest,
     pub code: Arc<[u8]>,
@@ -24,13 +24,14 @@ pub struct Code {
 }
 
 impl Code {
-    /// A cell in the kernel of a language. `echo`: publish the value of a last expression.
+    /// A cell in the kernel of a language. With `echo`, the value of a last expression is
+    /// published.
     #[must_use]
     pub fn cell(language: Language, code: impl Into<Arc<[u8]>>, echo: bool) -> Code {
         Code { what: What::Cell { language, echo }, bytes: code.into() }
     }
 
-    /// A shell script in a process of its own; `args` are its `$0`, `$1`, ...
+    /// A shell script in a separate process; `args` are its `$0`, `$1`, ...
     #[must_use]
     pub fn shell(script: String, args: Vec<String>) -> Code {
         let argv = shell_argv(script).into_iter().chain(args).collect();
@@ -43,10 +44,10 @@ pub(crate) fn shell_argv(script: String) -> Vec<String> {
     vec!["/bin/bash".into(), "-c".into(), script]
 }
 
-/// The longest an execution may be asked to run: a year. More is a mistake.
+/// The longest time limit of an execution: a year. A longer one is a mistake.
 pub const MAX_TIMEOUT_S: f64 = 366.0 * 86400.0;
 
-/// Seconds as milliseconds, if an execution may run that long.
+/// Seconds as milliseconds; `None` if an execution may not run that long.
 #[must_use]
 pub fn timeout_ms(seconds: f64) -> Option<u64> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]

@@ -16,34 +16,35 @@ pub struct ExecResult {
     pub exec_id: String,
     pub status: Status,
     pub exit_code: i32,
-    /// The cause, where it is known and the status alone does not say it.
+    /// The cause, if it is known and the status alone is not enough.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     pub stdout: LargeText,
     pub stderr: LargeText,
     pub dropped: Dropped,
-    /// Displays in order, and last the value of the last expression; `kind` says which is which.
+    /// Displays in order, and last the value of the last expression; `kind` distinguishes them.
     pub results: Vec<MimeBundle>,
     pub error: Option<ErrorReport>,
     pub execution_count: u64,
     pub duration_ms: f64,
-    /// Memory charged to the sandbox at the end of the execution, where that is known.
+    /// Memory charged to the sandbox at the end of the execution, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     pub kernel_state: KernelState,
-    /// Whether there is a checkpoint after it, if the session has checkpoints; and if not, why.
+    /// Whether there is a checkpoint after it, if the session has checkpoints; and the reason if
+    /// not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_checkpoint: Option<String>,
-    /// Of a run: limits that the machine does not enforce.
+    /// For a run: limits that the machine does not enforce.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     #[serde(flatten)]
     pub artifacts: Artifacts,
 }
 
-/// Output is bytes; what is not UTF-8 is replaced, never fatal.
+/// Output is bytes. Bytes that are not UTF-8 are replaced and never cause an error.
 fn text(bytes: Vec<u8>) -> LargeText {
     match String::from_utf8(bytes) {
         Ok(text) => text.into(),
@@ -57,7 +58,7 @@ fn bundle(kind: BundleKind, body: &[u8]) -> Option<MimeBundle> {
 }
 
 impl ExecResult {
-    /// The result in a finished transcript.
+    /// The result from a finished transcript.
     #[must_use]
     pub fn of(exec_id: String, transcript: &Transcript) -> ExecResult {
         ExecResult::from(exec_id, transcript, true)
@@ -79,7 +80,7 @@ impl ExecResult {
             Event::Stdout | Event::Stderr | Event::Display | Event::Result if !whole => {}
             Event::Stdout => stdout.extend_from_slice(body),
             Event::Stderr => stderr.extend_from_slice(body),
-            // What does not parse was not written by our kernel, and is left out.
+            // Data that does not parse was not written by our kernel, and is left out.
             Event::Display => results.extend(bundle(BundleKind::Display, body)),
             Event::Result => results.extend(bundle(BundleKind::Result, body)),
             Event::Error => error = serde_json::from_slice(body).ok(),

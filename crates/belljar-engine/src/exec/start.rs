@@ -9,12 +9,12 @@ use belljar_runtime::{RuntimeError, Sandbox, languages};
 
 use crate::EngineError;
 
-/// How long to retry while the kernel is busy: listing its variables takes a moment.
+/// How long to retry while the kernel is busy, for example while it lists its variables.
 const BUSY_PATIENCE: Duration = Duration::from_secs(10);
 const BUSY_PAUSE: Duration = Duration::from_millis(2);
 
-/// Starts an execution. Starts its kernel first if there is none: the execution is the first in its
-/// language, or the kernel died, which the guest reports in the result.
+/// Starts an execution, and first its kernel if there is none. There is none if the execution is
+/// the first one in its language, or if the kernel died; the guest reports that in the result.
 pub(super) async fn start(
     sandbox: &Sandbox,
     spec: ExecSpec,

@@ -1,5 +1,5 @@
-//! Files that are copied into the sandbox of a run, and files that are lost with it: those outside of the
-//! artifacts.
+//! Files that are copied into the sandbox of a run, and files outside of the artifacts, which are lost when the sandbox
+//! is removed.
 
 use std::fs::File;
 use std::io;
@@ -11,10 +11,10 @@ use serde::Serialize;
 
 use crate::EngineError;
 
-/// The most files that are counted.
+/// Limits of the files that are counted.
 const LIMITS: TreeLimits = TreeLimits { files: 10_000, depth: 32 };
 
-/// The most files that are named.
+/// How many files are listed by name.
 const NAMED: usize = 20;
 
 /// A file of the host to copy into the working directory.
@@ -25,7 +25,7 @@ pub struct BroughtFile {
     pub content: PathBuf,
 }
 
-/// What the code left in its working directory, without artifacts.
+/// Files that the code left in its working directory, except artifacts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Leftovers {
     /// The first few names, relative to the working directory.
@@ -62,7 +62,7 @@ pub(super) async fn bring(
     Ok(brought)
 }
 
-/// Lists what the code left. Empty if the sandbox does not answer.
+/// Lists the files that the code left. Empty if the sandbox does not answer.
 pub(super) async fn look(sandbox: &Sandbox, brought: &[TreeFile]) -> Leftovers {
     let Ok(tree) = sandbox.list_tree(paths::SESSION, LIMITS).await else {
         return Leftovers::default();
@@ -80,7 +80,7 @@ pub(super) async fn look(sandbox: &Sandbox, brought: &[TreeFile]) -> Leftovers {
     left
 }
 
-/// Whether the code wrote this file, and may want to keep it.
+/// Whether the code wrote this file, and a user may want to keep it.
 fn counts(file: &TreeFile, brought: &[TreeFile]) -> bool {
     let mut parts = file.path.split(|byte| *byte == b'/').peekable();
     // Private files of programs: settings, caches, packages of `pip`.
@@ -106,7 +106,7 @@ mod tests {
             (".config/x", 1, false),
             ("lib/__pycache__/x.pyc", 1, false),
             ("script.py", 7, false),
-            // Written over.
+            // The code overwrote it.
             ("script.py", 8, true),
         ] {
             assert_eq!(counts(&file(path, size), &brought), is_counted, "{path} {size}");

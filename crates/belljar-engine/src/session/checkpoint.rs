@@ -10,10 +10,10 @@ use crate::snapshots::{CaptureRequest, Manifest, SnapshotFiles, capture};
 use crate::spec::Checkpoints;
 use crate::state::EngineState;
 
-/// Whether there is a checkpoint, or why not; `None` if the session wants none.
+/// Whether there is a checkpoint, or the reason why not; `None` if the session has no checkpoints.
 pub(super) type CheckpointOutcome = Option<Result<(), String>>;
 
-/// Takes a checkpoint before clients see the end of the execution: then they can restore it at once.
+/// Takes a checkpoint before clients see the end of the execution, so that they can restore it at once.
 pub(super) struct CheckpointTask {
     pub(super) state: Arc<EngineState>,
     pub(super) session: Arc<Session>,
@@ -24,18 +24,18 @@ pub(super) struct CheckpointTask {
     pub(super) joined: bool,
     /// No execution was accepted after this one.
     pub(super) is_newest: bool,
-    /// Another execution that runs.
+    /// Another execution that is running.
     pub(super) running: Option<String>,
     /// The last snapshot of the kernel.
     pub(super) base: Option<u64>,
 }
 
 impl CheckpointTask {
-    /// Returns the last snapshot of the kernel, and whether there is a checkpoint, or why not.
+    /// Returns the last snapshot of the kernel, and whether there is a checkpoint, or the reason why not.
     pub(super) async fn run(self) -> (Option<u64>, Result<(), String>) {
         let snapshots = self.state.snapshot_store.of_session(&self.session.id);
         if self.joined && snapshots.checkpoint(&self.exec.id).await.is_some() {
-            // An earlier server took it before it was killed. By now the session may have changed.
+            // An earlier server took the checkpoint before it was killed. By now the session may have changed.
             return (self.base, Ok(()));
         }
         if self.joined && !self.is_newest {
@@ -79,7 +79,7 @@ impl CheckpointTask {
             force: false,
             sync: false,
             exec: Some(&self.exec.id),
-            // If the earlier checkpoints need more than they may, they are removed and this one must not refer to them.
+            // If the earlier checkpoints exceed their limit, they are removed, so this one must not refer to them.
             before: self.base.filter(|_| bytes <= self.bounds.max_bytes),
             same_files_as: earlier.last(),
         };
@@ -91,7 +91,7 @@ fn checkpoints(files: &SnapshotFiles) -> Vec<Manifest> {
     files.list().into_iter().filter(|snapshot| snapshot.exec.is_some()).collect()
 }
 
-/// Removes the oldest checkpoints until the others are within bounds; the newest stays.
+/// Removes the oldest checkpoints until the others are within bounds; the newest is always kept.
 fn drop_oldest(files: &SnapshotFiles, bounds: Checkpoints) -> io::Result<()> {
     let mut kept = checkpoints(files);
     while kept.len() > 1

@@ -1,4 +1,4 @@
-//! Lends the sandbox of a session to tasks and requests, and takes it back.
+//! Lends the sandbox of a session to tasks and requests, and gets it back.
 //!
 //! ```text
 //!   open ──▶ leases are lent and returned ──▶ close: no new leases ──▶ all returned: the driver owns it
@@ -47,7 +47,7 @@ impl<T> LeaseGate<T> {
         Arc::new(LeaseGate { lending: watch::Sender::new(lending) })
     }
 
-    /// Lends this value from now on, first to the caller.
+    /// Lends this value from now on. The caller gets the first lease.
     pub(crate) fn open(self: &Arc<Self>, value: T) -> Lease<T> {
         let value = Arc::new(value);
         self.lending.send_modify(|lending| {
@@ -64,25 +64,25 @@ impl<T> LeaseGate<T> {
         self.lending.send_if_modified(|lending| {
             lent = lending.value.clone().filter(|_| !lending.closed);
             lending.leases += usize::from(lent.is_some());
-            // Only returned leases are waited for.
+            // Waiters are not notified: they wait only for returned leases.
             false
         });
         lent.map(|value| Lease { value, counted: Counted(Arc::clone(self)) })
     }
 
-    /// From now on there are no new leases.
+    /// Stops lending: there are no new leases.
     pub(crate) fn close(&self) {
         self.lending.send_modify(|lending| lending.closed = true);
     }
 
-    /// Lends the same value again, first to the caller.
+    /// Lends the same value again. The caller gets the first lease.
     pub(crate) fn reopen(self: &Arc<Self>) -> Option<Lease<T>> {
         self.lending.send_modify(|lending| lending.closed = false);
         self.lease()
     }
 
-    /// Waits until every lease has been returned, and takes the value out. The gate must be closed, and the caller must
-    /// not have a lease. `None` if there is no value.
+    /// Waits until all leases are returned, and takes the value out. The gate must be closed, and the caller must not
+    /// have a lease. `None` if there is no value.
     pub(crate) async fn returned(&self) -> Option<T> {
         let mut lending = self.lending.subscribe();
         // The sender is in `self`, so waiting cannot fail.
@@ -92,7 +92,7 @@ impl<T> LeaseGate<T> {
         Arc::into_inner(self.take()?)
     }
 
-    /// Takes the value out although leases may refer to it. It is dropped with the last of them.
+    /// Takes the value out even if leases refer to it. It is dropped with the last of them.
     pub(crate) fn take(&self) -> Option<Arc<T>> {
         let mut taken = None;
         self.lending.send_modify(|lending| {
@@ -106,7 +106,7 @@ impl<T> LeaseGate<T> {
 impl<T> Clone for Lease<T> {
     fn clone(&self) -> Self {
         let gate = &self.counted.0;
-        // One that is out may be divided, even if the gate is closed: it has to be waited for anyway.
+        // A lease can be cloned even if the gate is closed, because the driver waits for that lease anyway.
         gate.lending.send_if_modified(|lending| {
             lending.leases += 1;
             false

@@ -19,12 +19,12 @@
 //! ```
 //!
 //! One task, the [`driver`], owns the state of a session: its sandbox, its queues and its phase. Callers hold a
-//! [`Session`]: they send commands to the driver, read what it publishes, and borrow the sandbox through a
-//! [`lease`]. Which phase follows which is decided by [`rules`](crate::rules).
+//! [`Session`]: they send commands to the driver, read the state that it publishes, and borrow the sandbox through a
+//! [`lease`]. The [`rules`](crate::rules) decide which phase follows which.
 //!
-//! Cells of one language share a kernel and run one after another, in the order they were accepted; commands run beside
-//! them. An execution is stored before it begins and again when it has ended, and the guest keeps its output until then:
-//! a server that is killed at any moment loses nothing.
+//! Cells of one language share a kernel and run one after another, in the order in which they were accepted. Commands
+//! run in parallel to them. An execution is stored before it begins and again when it has ended, and the guest keeps
+//! its output until then. So nothing is lost if the server is killed at any moment.
 
 mod checkpoint;
 mod driver;
@@ -63,10 +63,10 @@ const COMMANDS: usize = 256;
 /// Cells that may wait in a session, and commands that may run in it.
 pub const MAX_QUEUED: usize = 64;
 
-/// Connections that follow terminals or files of a session; a guest takes twice as many.
+/// The most connections that follow terminals or files of a session; a guest accepts twice as many.
 const MAX_ATTACHED: usize = 32;
 
-/// What changes in a session, as its driver publishes it.
+/// The changing state of a session, as its driver publishes it.
 #[derive(Debug, Clone)]
 pub struct View {
     pub phase: Phase,
@@ -81,11 +81,11 @@ pub struct View {
     /// The execution whose end state the session has now: the last one to end in the foreground, or the one that the
     /// session was restored to.
     pub at: Option<String>,
-    /// Problems that ended nothing, such as a full disk below the session's log.
+    /// Problems that did not end the session, such as a full disk that holds the session's log.
     pub warnings: Vec<String>,
 }
 
-/// Executions that are not yet safe in the database, by id.
+/// Executions whose end is not stored in the database yet, by id.
 type LiveExecs = HashMap<String, Arc<Exec>>;
 
 /// The handle of a live session.
@@ -98,20 +98,20 @@ pub struct Session {
     pub created_ms: i64,
     pub record: Option<SessionDirectory>,
     commands: mpsc::Sender<Command>,
-    /// The reason, once a stop is requested. Any caller may set it. It is no command, because the driver must see it in
-    /// every phase.
+    /// The reason, once a stop is requested. Any caller may set it. It is not a command, because the driver must see it
+    /// in every phase.
     stop: watch::Sender<Option<String>>,
     view: watch::Receiver<View>,
     live: watch::Receiver<LiveExecs>,
     /// Lends the sandbox; the driver opens and closes it.
     sandbox: Arc<LeaseGate<Sandbox>>,
     pub(crate) traffic: Arc<Traffic>,
-    /// How many connections follow its terminals or files: it does not expire meanwhile. An atomic, because each
+    /// How many connections follow its terminals or files; meanwhile it does not expire. It is an atomic because each
     /// connection counts itself, also when it is dropped. The driver only reads it.
     attached: AtomicUsize,
 }
 
-/// What only the driver of a session has.
+/// The part of a session that only its driver has.
 #[derive(Debug)]
 pub(crate) struct SessionOwner {
     session: Arc<Session>,
@@ -128,7 +128,7 @@ pub(crate) struct InUse(Arc<Session>);
 impl Drop for InUse {
     fn drop(&mut self) {
         self.0.attached.fetch_sub(1, Ordering::Relaxed);
-        // Its idle time begins now.
+        // The idle time of the session begins now.
         let _ = self.0.used();
     }
 }
@@ -154,7 +154,7 @@ enum Command {
     Used,
     /// Adds a warning to the view, unless it is there already.
     Warn(String),
-    /// Answered with a lease of the sandbox. A hibernated session is woken, within this quota.
+    /// Answered with a lease of the sandbox. A hibernated session is woken within this quota.
     Wake {
         quota: Quota,
         answer: Answer<SandboxLease>,
@@ -165,7 +165,8 @@ enum Command {
         quota: Quota,
         answer: Answer<Vec<String>>,
     },
-    /// Answered with a snapshot from which other sessions begin: of the present state, or the checkpoint of an execution.
+    /// Answered with a snapshot from which other sessions begin: of the present state, or the checkpoint of an
+    /// execution.
     Fork {
         force: bool,
         from: Option<String>,
@@ -226,12 +227,12 @@ impl Session {
         self.view.borrow().phase
     }
 
-    /// Waits until it has been created, or could not be, or is left to the next server.
+    /// Waits until the session is created, has failed, or is left to the next server.
     pub async fn settled(&self) -> View {
         self.wait_for(|view| view.phase != Phase::Creating).await
     }
 
-    /// Waits until it has ended and its end is stored. An error if this server leaves it to the next one.
+    /// Waits until the session has ended and its end is stored. Fails if this server leaves it to the next one.
     pub async fn ended(&self) -> Result<View, EngineError> {
         let view = self.wait_for(|view| view.phase.is_over()).await;
         if view.phase.is_over() { Ok(view) } else { Err(EngineError::Stopping) }
@@ -240,11 +241,11 @@ impl Session {
     async fn wait_for(&self, condition: impl FnMut(&View) -> bool) -> View {
         let mut view = self.view.clone();
         let seen = view.wait_for(condition).await.map(|view| view.clone());
-        // An error means that this server leaves the session to the next one: nothing changes here any more.
+        // An error means that this server leaves the session to the next one, so the view does not change any more.
         seen.unwrap_or_else(|_| self.view())
     }
 
-    /// Accepts something to execute; it is stored when this returns.
+    /// Accepts an execution; it is stored when this returns.
     pub async fn exec(&self, ask: ExecAsk) -> Result<Arc<Exec>, EngineError> {
         self.allows(Request::Exec)?;
         self.ask(|answer| Command::Exec { ask, answer }).await
@@ -272,7 +273,7 @@ impl Session {
         self.ask(|answer| Command::Wake { quota, answer }).await
     }
 
-    /// Wakes a hibernated session. In any other phase the driver knows what to do.
+    /// Wakes a hibernated session. In any other phase the driver handles the command itself.
     pub(crate) async fn awake_for_work(&self, quota: Quota) -> Result<(), EngineError> {
         match self.phase().is_away() {
             true => self.awake(quota).await.map(drop),
@@ -304,7 +305,7 @@ impl Session {
         self.ask(|answer| Command::Restore { exec, answer }).await
     }
 
-    /// Tells the driver that the session is used, which extends its life.
+    /// Marks the session as used, which extends its life.
     pub(crate) fn used(&self) -> Result<(), EngineError> {
         self.allows(Request::Extend)?;
         // If the queue is full, the session is in use anyway.
@@ -312,7 +313,7 @@ impl Session {
         Ok(())
     }
 
-    /// Marks the session as in use, for a connection to one of its terminals or to changes of its files.
+    /// Marks the session as in use while a connection follows one of its terminals or changes of its files.
     pub(crate) fn in_use(self: &Arc<Self>) -> Result<InUse, EngineError> {
         self.allows(Request::Extend)?;
         let before = self.attached.fetch_add(1, Ordering::Relaxed);
@@ -327,7 +328,7 @@ impl Session {
         self.attached.load(Ordering::Relaxed) > 0
     }
 
-    /// Requests its end; the first reason counts.
+    /// Requests the end of the session. Only the first reason is kept.
     pub fn stop(&self, because: &str) {
         self.stop.send_if_modified(|reason| {
             let first = reason.is_none();
@@ -363,7 +364,7 @@ impl Session {
     ) -> Result<KernelVariables, EngineError> {
         self.allows(Request::Attend)?;
         match self.awake(quota).await?.kernel_state(language).await {
-            // It was never started, or it is gone: there are no variables.
+            // The kernel was never started, or it is gone, so there are no variables.
             Err(RuntimeError::Refused(refusal))
                 if refusal.code == belljar_proto::guest::RefusalCode::NoKernel =>
             {
@@ -384,7 +385,7 @@ impl Session {
         self.live.borrow().values().cloned().collect()
     }
 
-    /// Bytes of memory that its sandbox holds.
+    /// Bytes of memory that its sandbox uses.
     #[must_use]
     pub fn memory_used(&self) -> Option<u64> {
         self.sandbox.lease()?.memory_held()
@@ -433,13 +434,13 @@ impl SessionOwner {
         receiver
     }
 
-    /// What is needed to end the session if its driver panics.
+    /// The parts that are needed to end the session if its driver panics.
     pub(crate) fn after_panic(&self) -> AfterPanic {
         AfterPanic { session: Arc::clone(&self.session), view: self.view.clone() }
     }
 }
 
-/// Ends a session whose driver has panicked. Publishes nothing before that.
+/// Ends a session whose driver has panicked. It publishes nothing before that.
 pub(crate) struct AfterPanic {
     session: Arc<Session>,
     view: watch::Sender<View>,
@@ -451,7 +452,7 @@ impl AfterPanic {
         // A sandbox that the driver had taken out of the gate was killed when the panic dropped it.
         if let Some(sandbox) = self.session.sandbox.take() {
             sandbox.kill();
-            // The last reference removes what is left of it, which may block for a moment.
+            // Dropping the last reference removes what is left of the sandbox, which may block for a moment.
             let _ = tokio::task::spawn_blocking(move || drop(sandbox)).await;
         }
         for exec in self.session.live_execs() {
@@ -475,7 +476,7 @@ fn ended(view: View, phase: Phase, because: &str) -> View {
     }
 }
 
-/// The warning for a session whose files take more than the limit, where that is not enforced.
+/// The warning for a session whose files exceed a size limit that is not enforced.
 pub(crate) fn too_large_on_disk(limit: u64) -> String {
     format!("its files on disk take more than {limit} bytes (BELLJAR_SESSION_SIZE)")
 }

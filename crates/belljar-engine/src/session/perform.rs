@@ -1,4 +1,4 @@
-//! Performs an execution of a session: it is stored, waits for its turn, and runs to its end.
+//! Performs an execution of a session: stores it, waits for its turn, and runs it to its end.
 
 use std::sync::Arc;
 
@@ -19,20 +19,20 @@ use crate::store::ExecRow;
 /// How an execution of a session begins.
 #[derive(Debug)]
 pub(super) enum Begin {
-    /// It is new: it is stored first, and then the caller gets it.
+    /// The execution is new. It is stored first, and then returned to the caller.
     New(oneshot::Sender<Result<Arc<Exec>, EngineError>>),
-    /// An earlier server stored it and did not start it.
+    /// An earlier server stored the execution and did not start it.
     Again,
-    /// The guest has it: it runs, or has ended.
+    /// The guest has the execution: it runs, or has ended.
     Join,
 }
 
-/// How far an execution of a session got.
+/// The result of performing an execution of a session.
 #[derive(Debug)]
 pub(super) enum Performed {
-    /// It was not accepted; the caller got the error.
+    /// The execution was not accepted; the caller got the error.
     Never,
-    /// It has an end.
+    /// The execution has ended.
     Ended,
     /// The sandbox was lost, or does not answer.
     SandboxLost,
@@ -55,7 +55,7 @@ pub(super) async fn perform(
         let accepted = accept(&state, &session, &exec).await;
         let failed = accepted.is_err();
         exec.accepted.send_replace(Some(!failed));
-        // The caller may have gone away: an accepted execution is performed all the same.
+        // The caller may have disconnected. An accepted execution is performed anyway.
         let _ = answer.send(accepted.map(|()| Arc::clone(&exec)));
         if failed {
             return (exec, Performed::Never);
@@ -120,7 +120,7 @@ async fn accept(state: &EngineState, session: &Session, exec: &Exec) -> Result<(
     }
 }
 
-/// What a session does with an execution that has ended: the driver stores its artifacts, and takes
+/// The steps of a session after the end of an execution: the driver stores its artifacts, and takes
 /// a checkpoint if the session has checkpoints.
 struct InSession<'a> {
     driver: &'a AftermathSender,
@@ -129,7 +129,7 @@ struct InSession<'a> {
 
 impl Aftermath for InSession<'_> {
     async fn take_artifacts(&self, outcome: &mut Outcome) -> Artifacts {
-        // Measured before anything is cleaned up: it is what the code left.
+        // Measured before anything is cleaned up, so that it is the memory that the code used.
         outcome.memory_bytes = self.ended.sandbox.memory_used();
         self.driver.artifacts(self.ended.clone(), outcome.artifacts).await
     }

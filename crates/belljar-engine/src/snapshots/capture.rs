@@ -1,4 +1,4 @@
-//! Takes a snapshot of a sandbox in which nothing runs; it goes on afterwards.
+//! Takes a snapshot of a sandbox in which nothing runs. The sandbox continues afterwards.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -24,10 +24,10 @@ use crate::error::{EngineError, in_full};
 /// Bytes that are read from the pipe at once.
 const PIECE: usize = 256 * 1024;
 
-/// What three files may take beyond their lengths: file systems allocate blocks ahead.
+/// How many bytes three files may take beyond their lengths, because file systems allocate blocks ahead.
 const ROUNDING: u64 = 3 << 20;
 
-/// How long the guest may not write to the pipe.
+/// How long the guest may write nothing to the pipe before the snapshot fails.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// How a snapshot is to be taken.
@@ -35,24 +35,24 @@ const SILENCE: Duration = Duration::from_secs(60);
 pub(crate) struct CaptureRequest<'a> {
     pub(crate) session: &'a str,
     pub(crate) tenant: &'a str,
-    /// Those directories of the sandbox whose files are kept.
+    /// The directories of the sandbox whose files are kept.
     pub(crate) places: &'a [&'a str],
-    /// The most that it may add, in bytes.
+    /// The most bytes that the snapshot may add.
     pub(crate) room: u64,
-    /// Leave out what cannot be kept, where the snapshot would otherwise be refused.
+    /// Leave out what cannot be kept, instead of refusing the snapshot.
     pub(crate) force: bool,
-    /// It must survive a power cut.
+    /// The snapshot must survive a power cut.
     pub(crate) sync: bool,
-    /// The execution whose checkpoint it is.
+    /// The execution, if the snapshot is its checkpoint.
     pub(crate) exec: Option<&'a str>,
-    /// The last snapshot of the kernel, or the one that it was restored from: only what changed since is written. Without one, all of
-    /// its memory is.
+    /// The last snapshot of the kernel, or the one that it was restored from: only changes since then are written.
+    /// Without one, all memory of the kernel is written.
     pub(crate) before: Option<u64>,
-    /// A snapshot whose archive is used again if the files are the same.
+    /// A snapshot whose archive is reused if the files are the same.
     pub(crate) same_files_as: Option<&'a Manifest>,
 }
 
-/// Takes a snapshot, or returns why there is none.
+/// Takes a snapshot, or returns the reason why it cannot.
 pub(crate) async fn capture(
     store: &SnapshotStore,
     sandbox: &Sandbox,
@@ -62,14 +62,14 @@ pub(crate) async fn capture(
     let tally = match store.meter(tenant, request.room) {
         Ok(tally) => tally,
         Err(_) => {
-            // Files that were open when they were not needed any more may be closed by now.
+            // Unneeded files are kept while they are open. They may be closed by now.
             let _ = store.of_session(session).run(SnapshotFiles::sweep).await;
             store.count(session, tenant).await;
             store.meter(tenant, request.room)?
         }
     };
     let taken = take(store, sandbox, &request, &tally).await;
-    // In any case, what exists now is counted before the tally is given back.
+    // In any case, the existing files are counted before the tally is released.
     store.count(session, tenant).await;
     taken
 }
@@ -138,7 +138,7 @@ async fn fill(
             None => pack(sandbox, draft, request.places, tally).await.map(|()| draft.id()),
         }
     };
-    // Nothing runs that could change either meanwhile.
+    // Nothing runs in the sandbox, so neither can change meanwhile.
     let (frozen, packed) = tokio::join!(freezing, packing);
     Ok(Filled { frozen, files: packed? })
 }
@@ -152,7 +152,7 @@ impl Filled {
         id: u64,
     ) -> Result<Manifest, EngineError> {
         for (language, reason) in &report.gone {
-            // There may be a new kernel instead, which has not reported the loss yet.
+            // There may be a new kernel of this language, which has not reported the loss yet.
             if !gone.iter().any(|(known, _)| known == language) {
                 gone.push((*language, reason.clone()));
             }
@@ -165,8 +165,8 @@ impl Filled {
                 layers = Some(frozen.layers);
                 lost.extend(frozen.lost);
             }
-            // With `force`, only a kernel that can never be written is given up. If there was no room, or something was slow, the
-            // session goes on with its variables.
+            // With `force`, only a kernel that can never be written is given up. If there was no room, or something was
+            // slow, the session continues with its variables.
             Err(EngineError::NotKept { reasons, .. }) if request.force => {
                 gone.push((Language::Python, format!("could not be kept: {}", reasons.join(", "))));
             }
@@ -189,7 +189,7 @@ impl Filled {
     }
 }
 
-/// The kernels that will be missing in the snapshot; or, without `force`, the reasons why there is none.
+/// The kernels that will be missing in the snapshot. Without `force`, the snapshot fails with the reasons instead.
 fn not_kept(
     report: &QuiescenceReport,
     force: bool,
@@ -314,7 +314,7 @@ fn unable(session: &str, error: RuntimeError) -> EngineError {
         |reason| EngineError::NotAtRest { session: session.to_owned(), reasons: vec![reason] };
     match &error {
         RuntimeError::Refused(refusal) => match refusal.code {
-            // No file passes in or out of this sandbox, ever.
+            // Files can never be passed to or from this sandbox.
             RefusalCode::NoDescriptors => EngineError::Files(error),
             RefusalCode::Busy | RefusalCode::NoKernel | RefusalCode::Invalid => {
                 not_now(refusal.message.clone())

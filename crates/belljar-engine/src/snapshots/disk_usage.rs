@@ -1,7 +1,7 @@
-//! Counts how much of the disk snapshots take, in total and for each tenant, also while they are being taken.
+//! Counts the disk space of snapshots, in total and for each tenant, also while they are being taken.
 //!
-//! Blocks on the disk are counted. A file with links in several directories is counted once for each tenant, and once in total.
-//! Layers that the server makes for all sessions are in the total only.
+//! Blocks on the disk are counted. A file with links in several directories is counted once for each tenant, and once
+//! in total. Layers that the server makes for all sessions count only in the total.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use belljar_runtime::Meter;
 use crate::error::EngineError;
 use crate::lock;
 
-/// A file of a snapshot, with the room that it takes on the disk.
+/// A file of a snapshot, with its size on the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KeptFile {
     /// The same for all links to it.
@@ -21,7 +21,7 @@ pub(super) struct KeptFile {
     pub(super) common: bool,
 }
 
-/// Limits in bytes; `None` is no limit.
+/// Limits in bytes; `None` means no limit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct UsageLimits {
     pub(super) total: Option<u64>,
@@ -55,7 +55,7 @@ impl Account {
     fn add(&mut self, file: KeptFile) {
         let (links, bytes) = self.files.entry(file.inode).or_default();
         *links += 1;
-        // A file that is still being written has grown since it was counted for another session.
+        // A file that is still being written may have grown since it was counted for another session.
         self.bytes = self.bytes - *bytes + file.bytes;
         *bytes = file.bytes;
     }
@@ -113,7 +113,7 @@ impl SnapshotUsage {
         lock(&self.accounts).set(session, tenant, files);
     }
 
-    /// The snapshots of a session are removed.
+    /// Removes the files of a session from the count.
     pub(super) fn remove(&self, session: &str) {
         let mut accounts = lock(&self.accounts);
         let owner = accounts.directories.get(session).map(|(tenant, _)| tenant.clone());
@@ -122,8 +122,8 @@ impl SnapshotUsage {
         }
     }
 
-    /// Counts a snapshot while it is taken: it may have `room` bytes, within what is left for its tenant and in total. Refused if
-    /// nothing is left.
+    /// Counts a snapshot while it is taken. It may take up to `room` bytes, within the limits of its tenant and the
+    /// total. Refused if nothing is left.
     pub(super) fn meter(&self, tenant: &str, room: u64) -> Result<Arc<Tally>, EngineError> {
         let tally =
             Tally { usage: self.clone(), tenant: tenant.to_owned(), room, taken: Mutex::default() };
@@ -140,8 +140,8 @@ impl SnapshotUsage {
     }
 }
 
-/// Counts the bytes of a snapshot that is being taken. They are given back when this is dropped: by then its files are counted, or
-/// removed.
+/// Counts the bytes of a snapshot that is being taken. They are released when this is dropped. By then the files of the
+/// snapshot are counted, or removed.
 #[derive(Debug)]
 pub(super) struct Tally {
     usage: SnapshotUsage,
@@ -153,12 +153,12 @@ pub(super) struct Tally {
 #[derive(Debug, Default)]
 struct TakenBytes {
     bytes: u64,
-    /// How many bytes were asked for when there was no room.
+    /// How many bytes were requested when there was no room.
     refused: Option<u64>,
 }
 
 impl Tally {
-    /// Why it got no more bytes, if it did not.
+    /// Why it got no more bytes, if it was refused.
     pub(super) fn refusal(&self) -> Option<EngineError> {
         let (bytes, refused) = {
             let taken = lock(&self.taken);
@@ -170,7 +170,7 @@ impl Tally {
         self.missing(refused).or(Some(EngineError::SnapshotsFull))
     }
 
-    /// Which limit leaves no room. A tenant does not learn how much others use.
+    /// The limit that leaves no room. A tenant must not learn how much others use.
     fn missing(&self, more: u64) -> Option<EngineError> {
         let accounts = lock(&self.usage.accounts);
         let limits = self.usage.limits;

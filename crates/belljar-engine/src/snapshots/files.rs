@@ -1,4 +1,4 @@
-//! The files of one session's snapshots. Everything here blocks: async code goes through
+//! The files of one session's snapshots. Everything here blocks; async code uses
 //! [`SessionSnapshots`](super::SessionSnapshots).
 
 use std::collections::HashSet;
@@ -14,32 +14,32 @@ use serde::{Deserialize, Serialize};
 
 use super::disk_usage::KeptFile;
 
-/// What belongs to a snapshot.
+/// The description of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Manifest {
-    /// Later ones have higher numbers.
+    /// Later snapshots have higher numbers.
     pub(crate) id: u64,
     pub(crate) made_ms: i64,
     /// The execution after which it was taken, if it is a checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) exec: Option<String>,
-    /// Numbers of the layers of memory that the index of its Python kernel refers to; `None` if there was no kernel, or it could
-    /// not be kept.
+    /// Numbers of the memory layers that the index of its Python kernel refers to; `None` if there was no kernel, or it
+    /// could not be kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) layers: Option<Vec<u64>>,
     /// Number of the archive of its files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) files: Option<u64>,
-    /// The guest's fingerprint of all files at that time.
+    /// The guest's fingerprint of all files when the snapshot was taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fingerprint: Option<u64>,
-    /// Kernels that could not be kept, and what became of them.
+    /// Kernels that could not be kept, and the reasons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) gone: Vec<(Language, String)>,
-    /// What else was left out, because the caller forced the snapshot.
+    /// What else was left out because the caller forced the snapshot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) lost: Vec<String>,
-    /// Bytes that this one added.
+    /// Bytes that this snapshot added.
     pub(crate) bytes: u64,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Draft {
     finished: bool,
 }
 
-/// Only the server's user may read it: it has memory and files of users.
+/// Only the server's user may read it, because it has memory and files of users.
 pub(super) fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
@@ -97,7 +97,7 @@ impl SnapshotFiles {
         snapshots
     }
 
-    /// The last one that is no checkpoint.
+    /// The last snapshot that is not a checkpoint.
     pub(super) fn last(&self) -> Option<Manifest> {
         self.list().into_iter().rfind(|manifest| manifest.exec.is_none())
     }
@@ -130,7 +130,8 @@ impl SnapshotFiles {
         manifest.files.map(|id| File::open(self.path(id, "files"))).transpose()
     }
 
-    /// Makes sure that a layer exists which a kernel refers to. A layer that sessions share is linked into this directory.
+    /// Makes sure that a layer exists to which a kernel refers. A layer that sessions share is linked into this
+    /// directory.
     pub(super) fn require_layer(&self, id: u64, commons: &Path) -> io::Result<()> {
         let own = self.path(id, "pages");
         match common_layer(commons, id) {
@@ -139,7 +140,7 @@ impl SnapshotFiles {
         }
     }
 
-    /// Removes snapshots, and what only they needed.
+    /// Removes snapshots, and files that only they needed.
     pub(crate) fn forget(&self, ids: &[u64]) -> io::Result<()> {
         for id in ids {
             remove_file(&self.path(*id, "json"))?;
@@ -147,7 +148,7 @@ impl SnapshotFiles {
         self.sweep()
     }
 
-    /// Removes snapshots older than this one that are no checkpoints.
+    /// Removes snapshots older than this one that are not checkpoints.
     pub(crate) fn forget_before(&self, newest: u64) -> io::Result<()> {
         let snapshots = self.list().into_iter();
         let earlier = snapshots.filter(|other| other.exec.is_none() && other.id < newest);
@@ -155,7 +156,8 @@ impl SnapshotFiles {
         self.forget(&earlier)
     }
 
-    /// Removes files that no snapshot refers to, except open ones: they would take room on the disk without being counted.
+    /// Removes files to which no snapshot refers, except open ones: if removed, they would take disk space without
+    /// being counted.
     pub(super) fn sweep(&self) -> io::Result<()> {
         let mut needed = HashSet::new();
         for manifest in self.list() {
@@ -184,11 +186,11 @@ impl SnapshotFiles {
                 _ => {}
             }
         }
-        // The other session begins with it, so there it is no checkpoint.
+        // In the other session, which begins with it, the snapshot is not a checkpoint.
         with.write(&Manifest { exec: None, ..manifest.clone() }, false)
     }
 
-    /// A second snapshot with the same content, which is no checkpoint.
+    /// A second snapshot with the same content, which is not a checkpoint.
     pub(crate) fn repeat(&self, manifest: &Manifest, id: u64) -> io::Result<Manifest> {
         if manifest.layers.is_some() {
             fs::hard_link(self.path(manifest.id, "index"), self.path(id, "index"))?;
@@ -198,7 +200,7 @@ impl SnapshotFiles {
         Ok(again)
     }
 
-    /// Every file, with the room that it takes on the disk.
+    /// Every file, with its size on the disk.
     pub(super) fn on_disk(&self) -> Vec<KeptFile> {
         let Ok(entries) = fs::read_dir(&self.directory) else { return Vec::new() };
         let kept = |entry: fs::DirEntry| {
@@ -213,7 +215,7 @@ impl SnapshotFiles {
         entries.flatten().filter_map(kept).collect()
     }
 
-    /// Bytes on the disk of what these snapshots need, without layers that sessions share.
+    /// Bytes on the disk of the files that these snapshots need, without layers that sessions share.
     pub(crate) fn bytes_of(&self, snapshots: &[Manifest]) -> u64 {
         let parts = snapshots.iter().flat_map(Manifest::parts);
         let own = parts.filter(|(id, _)| common_layer(&self.directory, *id).is_none());
@@ -221,8 +223,8 @@ impl SnapshotFiles {
         needed.iter().filter_map(|path| Some(on_disk(&fs::metadata(path).ok()?))).sum()
     }
 
-    /// Removes everything. The session's sandbox is gone, so a process that has a file open which no other session needs gets nothing
-    /// more from it, and the room on the disk is free at once.
+    /// Removes everything. Files that no other session needs are emptied, so that their disk space is free at once even
+    /// if a process has them open. The session's sandbox is gone, so no process needs their content.
     pub(super) fn remove(&self) -> io::Result<()> {
         let entries = match fs::read_dir(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -231,7 +233,8 @@ impl SnapshotFiles {
         for entry in entries {
             let path = entry?.path();
             let file = File::options().write(true).open(&path);
-            // The links are counted after the removal: if two sessions remove theirs at the same time, one of them sees none left.
+            // The links are counted after the removal: if two sessions remove theirs at the same time, one of them sees
+            // that none is left.
             remove_file(&path)?;
             if let Ok(file) = file
                 && file.metadata()?.nlink() == 0
@@ -264,7 +267,7 @@ impl SnapshotFiles {
         self.directory.join(format!("{id}.{kind}"))
     }
 
-    /// Writes the manifest, which makes the snapshot visible; with `sync` it survives a power cut.
+    /// Writes the manifest, which makes the snapshot visible. With `sync` it survives a power cut.
     fn write(&self, manifest: &Manifest, sync: bool) -> io::Result<()> {
         let fresh = self.path(manifest.id, "new");
         remove_file(&fresh)?;
@@ -300,7 +303,7 @@ impl Draft {
         self.files.remove_draft(self.id);
     }
 
-    /// All files are complete: makes the snapshot visible.
+    /// Makes the snapshot visible. All its files must be complete.
     pub(super) fn finish(mut self, mut manifest: Manifest, sync: bool) -> io::Result<Manifest> {
         self.finished = true;
         let finished = self.files.finish_draft(&mut manifest, sync);
@@ -312,7 +315,7 @@ impl Draft {
 }
 
 impl Drop for Draft {
-    /// An unfinished draft is normally discarded; this is for a task that is aborted half-way.
+    /// An unfinished draft is normally discarded explicitly. This is for a task that is aborted half-way.
     fn drop(&mut self) {
         if self.finished {
             return;
@@ -330,14 +333,14 @@ pub(super) fn create(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// What a file takes of the disk.
+/// The size of a file on the disk.
 fn on_disk(metadata: &fs::Metadata) -> u64 {
     const BLOCK: u64 = 512;
     metadata.blocks() * BLOCK
 }
 
-/// Removes a file, unless it is open elsewhere: in a kernel that uses a layer, or in code that holds one. As long as it exists it is
-/// counted.
+/// Removes a file, unless it is open elsewhere: in a kernel that uses a layer, or in code that holds its descriptor.
+/// While it exists it is counted.
 fn remove_unless_open(path: &Path) -> io::Result<()> {
     match File::open(path) {
         Ok(file) if tree::is_open_elsewhere(&file) => Ok(()),
@@ -378,7 +381,7 @@ mod tests {
         draft.finish(manifest(id, layers), true).unwrap()
     }
 
-    /// What a few bytes take.
+    /// The disk space of a file with a few bytes.
     const BLOCKS: u64 = 4096;
 
     fn names(snapshots: &SnapshotFiles) -> Vec<String> {
@@ -400,7 +403,7 @@ mod tests {
         assert!(names(&snapshots).is_empty(), "the unfinished snapshot is gone");
         let first = take(&snapshots, 2, &[2]);
         assert_eq!((snapshots.last(), first.bytes), (Some(first.clone()), 3 * BLOCKS));
-        // As a server leaves it that is killed half-way.
+        // Simulates a server that was killed half-way.
         let draft = snapshots.begin(3).unwrap();
         create(&draft.path("pages")).unwrap();
         std::mem::forget(draft);
@@ -433,7 +436,8 @@ mod tests {
         snapshots.forget(&[1]).unwrap();
         assert_eq!(names(&snapshots), ["1.pages", "2.files", "2.index", "2.json", "2.pages"]);
         assert_eq!(snapshots.on_disk().iter().map(|file| file.bytes).sum::<u64>(), 5 * BLOCKS);
-        // As long as another session has it, it stays whole; then it is empty for those that have it open.
+        // While another session has the file, it stays complete. After that it is empty for processes that have it
+        // open.
         let other = SnapshotFiles::new(root.path().join("ses_2"));
         make_directory(&other.directory).unwrap();
         fs::hard_link(snapshots.path(1, "pages"), other.path(1, "pages")).unwrap();

@@ -7,12 +7,13 @@
 //!     ID.files                   an archive of its files, which only a guest unpacks
 //! ```
 //!
-//! A snapshot exists if its `ID.json` does. Its layers may belong to earlier snapshots; a file that no manifest refers to is removed.
-//! Sessions that share a file have hard links to it, so that each can be removed on its own. Kernels have layers open for reading: one
-//! that is open somewhere stays in its directory, and is counted ([`disk_usage`]), until it is closed or the session ends.
+//! A snapshot exists if its `ID.json` does. Its layers may belong to earlier snapshots; a file to which no manifest
+//! refers is removed. Sessions that share a file have hard links to it, so that each can be removed independently.
+//! Kernels have layers open for reading. An open layer stays in its directory, and is counted ([`disk_usage`]), until
+//! it is closed or the session ends.
 //!
-//! [`files`] reads and writes these directories and blocks; [`SessionSnapshots`] does the same for async code. [`capture`] takes a
-//! snapshot of a sandbox, [`revive`] restores one into a fresh sandbox.
+//! [`files`] reads and writes these directories and blocks; [`SessionSnapshots`] does the same for async code.
+//! [`capture`] takes a snapshot of a sandbox, [`revive`] restores one into a fresh sandbox.
 
 mod capture;
 mod disk_usage;
@@ -38,32 +39,32 @@ use crate::error::EngineError;
 /// The directory of layers that sessions share.
 const COMMONS: &str = "commons";
 
-/// Where snapshots are kept, and how much of them.
+/// The directory of snapshots, and their limits.
 #[derive(Debug, Clone)]
 pub struct SnapshotConfig {
     pub directory: PathBuf,
-    /// The most bytes of all of them together; `None` is no limit.
+    /// The most bytes of all snapshots together; `None` means no limit.
     pub total_bytes: Option<u64>,
-    /// The most bytes of those of a tenant; `None` is no limit.
+    /// The most bytes of all snapshots of a tenant; `None` means no limit.
     pub tenant_bytes: Option<u64>,
-    /// Hibernated sessions of a tenant whose key has no limit of its own; `None` is no limit.
+    /// The most hibernated sessions of a tenant whose key has no limit of its own; `None` means no limit.
     pub tenant_sleeping: Option<u64>,
     /// How long a session must be idle to be hibernated; `None` means only on request.
     pub hibernate_after: Option<std::time::Duration>,
 }
 
-/// The snapshots of all sessions. Copies share everything.
+/// The snapshots of all sessions. Clones share the state.
 #[derive(Debug, Clone)]
 pub(crate) struct SnapshotStore {
     config: Arc<SnapshotConfig>,
-    /// The last id given. Ids grow, also across restarts, and are unique among all sessions: a fork uses the layers of another
-    /// session.
+    /// The last id that was used. Ids grow, also across restarts, and are unique among all sessions, because a fork
+    /// uses the layers of another session.
     last: Arc<AtomicU64>,
     usage: SnapshotUsage,
 }
 
 impl SnapshotStore {
-    /// Opens the directory. Blocks; to be called at the start.
+    /// Opens the directory. Blocks; call it at the start.
     pub(crate) fn open(config: SnapshotConfig) -> io::Result<SnapshotStore> {
         files::make_directory(&config.directory)?;
         let limits = UsageLimits { total: config.total_bytes, tenant: config.tenant_bytes };
@@ -96,12 +97,12 @@ impl SnapshotStore {
         now.max(before.unwrap_or(0) + 1)
     }
 
-    /// Counts a snapshot while it is taken; refused if there is no room for any.
+    /// Counts a snapshot while it is taken. Refused if there is no room.
     fn meter(&self, tenant: &str, room: u64) -> Result<Arc<Tally>, EngineError> {
         self.usage.meter(tenant, room)
     }
 
-    /// Counts what the snapshots of a session take now.
+    /// Counts the present disk space of the snapshots of a session.
     pub(crate) async fn count(&self, session: &str, tenant: &str) {
         if let Ok(files) = self.of_session(session).run(|files| Ok(files.on_disk())).await {
             self.usage.set(session, tenant, files);
@@ -116,8 +117,8 @@ impl SnapshotStore {
         self.usage.remove(session);
     }
 
-    /// Removes what an earlier server left unfinished, and the snapshots of all sessions but these (id and tenant). To be called before
-    /// any snapshot is taken.
+    /// Removes unfinished files of an earlier server, and the snapshots of all sessions except these (id and tenant).
+    /// Call it before any snapshot is taken.
     pub(crate) async fn tidy(&self, sessions: Vec<(String, String)>) -> io::Result<()> {
         let store = self.clone();
         let tidying = tokio::task::spawn_blocking(move || store.tidy_blocking(&sessions));
@@ -129,7 +130,7 @@ impl SnapshotStore {
             let Ok(name) = entry?.file_name().into_string() else { continue };
             let files = self.files_of(&name);
             if name == COMMONS {
-                // Sessions have links to the layers that they need; new ones are made when they are needed.
+                // Sessions have links to the layers that they need. New shared layers are made when needed.
                 std::fs::remove_dir_all(self.commons())?;
             } else if let Some((_, tenant)) = sessions.iter().find(|(id, _)| *id == name) {
                 if let Err(error) = files.sweep() {
@@ -143,7 +144,7 @@ impl SnapshotStore {
         Ok(())
     }
 
-    /// A copy of a snapshot from which other sessions begin. It exists as long as this is held.
+    /// A copy of a snapshot from which other sessions begin. It exists until this is dropped.
     pub(crate) async fn fork_source(
         &self,
         snapshots: &SessionSnapshots,

@@ -15,11 +15,11 @@ use crate::error::{EngineError, in_full};
 /// Bytes that are written to the pipe at once.
 const PIECE: usize = 256 * 1024;
 
-/// How long the guest may not read from the pipe.
+/// How long the guest may read nothing from the pipe before the restore fails.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Restores the files, then the kernel, which may have some of them open. If the kernel cannot be restored, that is an error if it is
-/// required; otherwise the next cell reports that it is gone, and why.
+/// Restores the files, then the kernel, which may have some of them open. If the kernel cannot be restored and is
+/// required, that is an error. If it is not required, the next cell reports that it is gone, and why.
 pub(crate) async fn revive(
     sandbox: &Sandbox,
     snapshots: &SessionSnapshots,
@@ -30,7 +30,7 @@ pub(crate) async fn revive(
     if let Some(archive) = archive {
         let (job, pipe) = sandbox.bring_files().await.map_err(EngineError::Files)?;
         let sent = send(archive, pipe).await;
-        // The error of the guest, which unpacks, is the better one.
+        // The guest unpacks, so its error is more useful than ours.
         sandbox.finish(job).await.map_err(EngineError::Files)?;
         sent?;
     }
@@ -45,7 +45,7 @@ pub(crate) async fn revive(
     Ok(())
 }
 
-/// Restores the kernel. If that fails and it is not required, starts a new one and returns the reason.
+/// Restores the kernel. If that fails and the kernel is not required, starts a new one and returns the reason.
 async fn thaw(
     sandbox: &Sandbox,
     snapshots: &SessionSnapshots,
@@ -58,7 +58,7 @@ async fn thaw(
         Err(error) => Err(EngineError::KeepSnapshot(error)),
     };
     match thawed {
-        // What it lacks was left out when the snapshot was taken.
+        // The missing parts were already left out when the snapshot was taken.
         Ok(_) => Ok(None),
         Err(error @ EngineError::Thaw(RuntimeError::Gone)) => Err(error),
         Err(error) if kernel_required => Err(error),

@@ -1,4 +1,4 @@
-//! The snapshots of one session, for async code: what blocks runs on a thread for that.
+//! The snapshots of one session for async code: blocking work runs on blocking threads.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ impl SessionSnapshots {
         SessionSnapshots { files }
     }
 
-    /// Works on the files of the snapshots, where blocking is allowed.
+    /// Works on the files of the snapshots, on a blocking thread.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&SnapshotFiles) -> io::Result<T> + Send + 'static,
@@ -32,7 +32,7 @@ impl SessionSnapshots {
         self.run(|files| Ok(files.list())).await.unwrap_or_default()
     }
 
-    /// The last one that is no checkpoint.
+    /// The last snapshot that is not a checkpoint.
     pub(crate) async fn last(&self) -> Option<Manifest> {
         self.run(|files| Ok(files.last())).await.ok().flatten()
     }

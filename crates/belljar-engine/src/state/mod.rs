@@ -1,4 +1,5 @@
-//! What the engine, the drivers of sessions and the pool share. It holds no sessions: those are in the engine's registry.
+//! State shared by the engine, the drivers of sessions and the pool. It has no sessions: those are in the engine's
+//! registry.
 
 mod sandbox_specs;
 
@@ -28,14 +29,14 @@ use crate::uploads::Uploads;
 use crate::usage::Usage;
 use crate::volumes::Volumes;
 
-/// Sandboxes of one tenant that may be created at the same time; more would only slow each other down.
+/// How many sandboxes of one tenant may be created at the same time; more would only slow each other down.
 const CREATING_OF_TENANT: usize = 16;
 
-/// Sandboxes of all tenants that may be created at the same time: several times the limit of one tenant, so that a
+/// How many sandboxes of all tenants may be created at the same time: several times the limit of one tenant, so that a
 /// tenant with a slow image does not block the others.
 const CREATING_AT_ONCE: usize = 64;
 
-/// Datasets that are fetched from their sources at the same time.
+/// How many datasets are fetched from their sources at the same time.
 const FETCHING_AT_ONCE: usize = 8;
 
 #[derive(Debug)]
@@ -45,20 +46,21 @@ pub(crate) struct EngineState {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) artifact_store: ArtifactStore,
     pub(crate) snapshot_store: SnapshotStore,
-    /// Warm sandboxes, if any are kept. Set once, because what fills the pool refers to this state.
+    /// The pool of warm sandboxes, if any are kept. Set once after creation, because the task that fills the pool
+    /// refers to this state.
     pub(crate) pool: OnceLock<Pool>,
-    /// Content of datasets that was transferred once.
+    /// The cache of dataset content.
     pub(crate) datasets: Cache,
-    /// A permit is held while a source is asked for a dataset.
+    /// A permit is held while a dataset is fetched from its source.
     pub(crate) fetching: Semaphore,
     pub(crate) volumes: Volumes,
     pub(crate) metrics: Metrics,
     audit: Audit,
     pub(crate) usage: Usage,
-    /// Becomes true when the server ends and its sessions go on under the next one.
+    /// Becomes true when the server ends and leaves its sessions to the next one.
     pub(crate) leaving: watch::Sender<bool>,
     pub(crate) admission: Admission,
-    /// Set when the server ends: from then on there are no new sessions and runs.
+    /// Set when the server ends: from then on new sessions and runs are refused.
     closed: AtomicBool,
     creating: CreationLimits,
     pub(crate) uploads: Uploads,
@@ -117,14 +119,14 @@ impl EngineState {
 
     /// Waits until another sandbox of this tenant may be created.
     pub(crate) async fn creation_permit(&self, tenant: &str) -> CreationPermit {
-        // The tenant's own first: a tenant that waits for it holds none of those that all share. Neither semaphore is
-        // ever closed.
+        // The tenant's own permit is taken first: a tenant that waits for it holds none of the shared ones. Neither
+        // semaphore is ever closed.
         let own = self.creating.tenants.of(tenant).acquire_owned().await.ok();
         let all = Arc::clone(&self.creating.all).acquire_owned().await.ok();
         CreationPermit { _tenant: own, _all: all }
     }
 
-    /// Reserves room for one more sandbox with these limits, if the server and the tenant have it.
+    /// Reserves capacity for one more sandbox with these limits, if the server and the tenant have it.
     pub(crate) fn reserve(
         &self,
         who: &Principal,
@@ -134,7 +136,7 @@ impl EngineState {
         Ok(self.admission.reserve(&who.tenant, who.quota(), &spec.limits)?)
     }
 
-    /// From now on there are no new sessions and runs.
+    /// Refuses new sessions and runs from now on.
     pub(crate) fn shut(&self) {
         self.closed.store(true, Ordering::SeqCst);
     }
@@ -189,15 +191,15 @@ impl EngineState {
 }
 
 fn open_snapshots(config: &EngineConfig, owner: &str) -> Result<SnapshotStore, EngineError> {
-    // Another server may use the same directory, and each removes the sessions that it does not know.
+    // Another server may use the same directory, and each server removes sessions that it does not know.
     let directory = config.snapshots.directory.join(owner);
     let own = SnapshotConfig { directory: directory.clone(), ..config.snapshots.clone() };
     SnapshotStore::open(own).map_err(|cause| EngineError::Directory { path: directory, cause })
 }
 
-/// How durable the row of a session must be before a client may know of it.
+/// How durable the row of a session must be before a client gets its id.
 pub(crate) fn durability(spec: &SessionSpec) -> Durability {
-    // A power cut takes what is in memory with it; files on disk stay and must be found again.
+    // A power cut destroys what is in memory. Files on disk survive, so their session must be found again.
     match spec.storage {
         Storage::Bind => Durability::Power,
         Storage::Tmpfs => Durability::Process,

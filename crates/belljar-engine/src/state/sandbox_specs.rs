@@ -1,4 +1,4 @@
-//! What the sandboxes of sessions, runs and the pool have to be like.
+//! Specifications for the sandboxes of sessions, runs and the pool.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use crate::spec::{Datasets, SessionSpec, Storage};
 use crate::state::EngineState;
 
 impl EngineState {
-    /// The directory of the host that a session asks for, if it is allowed.
+    /// The directory of the host that a session requests, if it is allowed.
     pub(crate) async fn find_workspace(
         &self,
         asked: Option<&Path>,
     ) -> Result<Option<PathBuf>, EngineError> {
         let Some(asked) = asked.map(Path::to_owned) else { return Ok(None) };
         let config = self.config.workspaces.clone();
-        // It may be on a disk that is slow to answer.
+        // The directory may be on a slow disk, so a blocking thread is used.
         let found = tokio::task::spawn_blocking(move || config.find(&asked)).await;
         found.map_err(|panic| EngineError::Internal(panic.to_string()))?.map(Some)
     }
 
-    /// The specification of the sandbox of such a session.
+    /// The specification of the sandbox of a session with this spec.
     pub(crate) fn sandbox_spec(
         &self,
         spec: &SessionSpec,
@@ -56,21 +56,21 @@ impl EngineState {
         })
     }
 
-    /// Whether a warm sandbox of the pool can be used for such a session. The environment does not matter, because every execution
-    /// gets it; nor does the network, which is attached when the sandbox is taken.
+    /// Whether a warm sandbox of the pool can be used for a session with this spec. The environment does not matter,
+    /// because every execution gets it; nor does the network, which is attached when the sandbox is taken.
     pub(crate) fn fits_pool(&self, spec: &SessionSpec) -> bool {
         let own = &self.config.defaults;
         (spec.storage, spec.datasets, spec.limits) == (own.storage, own.datasets, own.limits)
             && spec.image == own.image
-            // Mounts are made with the sandbox, and those of the pool have no tenant yet.
+            // Mounts are made when the sandbox is created, and sandboxes of the pool have no tenant yet.
             && spec.volumes.is_empty()
             && spec.workspace.is_none()
     }
 }
 
-/// Returns what the pool creates next.
+/// Returns the function that specifies the next sandbox of the pool.
 pub(crate) fn next_warm(state: &Arc<EngineState>) -> pool::Next {
-    // Not a strong reference: the pool is part of the state.
+    // A weak reference, because the pool is part of the state.
     let state = Arc::downgrade(state);
     Box::new(move || {
         let state = state.upgrade().ok_or(EngineError::Stopping)?;
@@ -83,7 +83,7 @@ pub(crate) fn next_warm(state: &Arc<EngineState>) -> pool::Next {
                 .prepare_unclaimed(&state.config.disk, state.store.owner())
                 .map_err(|cause| EngineError::Directory { path, cause })?;
         }
-        // It ends with this server, unless it is taken.
+        // The sandbox ends with this server, unless a session takes it.
         let spec = SandboxSpec { alone_for_s: 0, ..state.sandbox_spec(defaults, &id)? };
         Ok((id, spec))
     })

@@ -60,7 +60,7 @@ async fn read(guest: &Rc<Guest>, mut reader: OwnedReadHalf, outbox: &Outbox, is_
             let frame = match decoder.next_frame() {
                 Ok(Some(frame)) => frame,
                 Ok(None) => break,
-                // After a broken frame nothing that follows can be decoded.
+                // After a broken frame no later one can be decoded.
                 Err(_) => return,
             };
             let Ok(Request { id, call }) = frame.head::<Request>() else {
@@ -97,7 +97,7 @@ enum Response {
     Nothing,
 }
 
-/// The answer comes when it is known, without holding up other requests.
+/// Sends the answer when it is known, without delaying other requests.
 fn later(outcome: impl Future<Output = Result<Reply, Refusal>> + 'static) -> Response {
     Response::Later(Box::pin(outcome))
 }
@@ -120,7 +120,7 @@ async fn respond(outbox: &Outbox, id: u64, response: Response) -> bool {
     }
 }
 
-/// The table of all requests: one line of work each, done by a handler.
+/// The table of all requests: each calls one handler.
 fn route(
     guest: &Rc<Guest>,
     call: Call,

@@ -12,7 +12,7 @@ use shell::Shell;
 /// The encoding of one kernel's messages, with the state of its connection.
 #[derive(Debug)]
 pub(crate) enum Dialect {
-    /// One of our programs, which speaks the protocol.
+    /// One of our kernel programs, which uses frames.
     Frames(Decoder),
     /// A plain shell, for which messages become shell commands.
     Shell(Shell),
@@ -42,7 +42,7 @@ impl Dialect {
         matches!(self, Dialect::Shell(_))
     }
 
-    /// What a fresh kernel must read before it can say hello.
+    /// Sent to a fresh kernel, which needs it before it can send its hello.
     pub(crate) fn setup(&self) -> &'static [u8] {
         match self {
             Dialect::Frames(_) => b"",
@@ -71,7 +71,7 @@ impl Dialect {
         }
     }
 
-    /// Encodes any other message. Those that a shell does not need become nothing.
+    /// Encodes any other message. Returns no bytes for messages that a shell does not need.
     pub(crate) fn encode(&mut self, message: &ToKernel, body: &[u8]) -> Vec<u8> {
         match self {
             Dialect::Frames(_) => frame::encode(message, body),

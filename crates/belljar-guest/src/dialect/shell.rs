@@ -21,10 +21,10 @@
 //!   code corrupts its memory, and may die later. `eval` then runs it, which prints more and reports the
 //!   error too.
 //! * *Descriptors 0, 1 and 2 belong to the one command* that sources: the shell itself undoes what the
-//!   code does to them (`exec >/dev/null`). At top level they are the control socket and twice
+//!   code does to them (`exec >/dev/null`). At top level 0 is the control socket, and 1 and 2 are
 //!   `/dev/null`, so that messages of the shell itself are not shown.
-//! * *B comes after the code was read.* After an interrupt while the shell reads, it would take the rest
-//!   of the code for commands of the guest.
+//! * *B is sent after the code was read.* If an interrupt comes while the shell reads the code, the shell
+//!   takes the rest of it for commands of the guest.
 //!
 //! `\builtin` bypasses aliases and functions of the user.
 
@@ -56,7 +56,7 @@ const INTERRUPTED: i32 = 130;
 #[derive(Debug, Default)]
 pub(crate) struct Shell {
     buffer: Vec<u8>,
-    /// The present record is too long, and the rest of it is skipped.
+    /// The current record is too long, and the rest of it is skipped.
     skipping: bool,
     /// How many cells were sent.
     count: u64,
@@ -116,7 +116,7 @@ impl Shell {
         .concat())
     }
 
-    /// What precedes the code on its first line: restores `$?` and tracing of the last cell.
+    /// The text before the code on its first line: restores `$?` and tracing of the last cell.
     fn resume(&mut self, code: &[u8]) -> String {
         let trace = if self.traces { "\\builtin set -x; " } else { "" };
         let status = match self.status {
@@ -294,7 +294,7 @@ impl Cell<'_> {
         [
             &self.begin[..],
             b"\\builtin . /dev/fd/59 ",
-            // The document comes last: if there is no room for it, the error goes to the user.
+            // The here-document comes last: if there is no space for it, the error goes to the user.
             &self.redirected,
             b" 59<<",
             &document(&text),
@@ -329,7 +329,7 @@ impl Cell<'_> {
 fn document(text: &[u8]) -> Vec<u8> {
     let ends = |mark: &String| text.windows(mark.len()).any(|part| part == mark.as_bytes());
     let mut marks = (0u64..).map(|n| format!("__belljar_end_{n}"));
-    // There always is one: a text has fewer parts than there are numbers.
+    // One always exists: a text has fewer parts than there are numbers.
     let mark = marks.find(|mark| !ends(mark)).unwrap_or_default();
     [b"'", mark.as_bytes(), b"'\n", text, b"\n", mark.as_bytes(), b"\n"].concat()
 }

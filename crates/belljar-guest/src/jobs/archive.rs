@@ -25,12 +25,12 @@ pub(super) const PIECE: usize = 256 * 1024;
 /// The longest target of a link: no path is longer.
 const MAX_TARGET: u64 = 4096;
 
-/// Bytes between the contents of two entries: headers, long names and attributes, which are kept in memory. Archives
-/// that a sandbox packed may be unpacked outside of it.
+/// The most bytes between the contents of two entries: headers, long names and attributes, which are kept in memory.
+/// Archives that a sandbox packed may be unpacked outside of it.
 const MAX_HEADER_BYTES: u64 = 1 << 20;
 
-/// How much larger than its stored data a file with holes may be, and from which size on that matters. Holes are
-/// written as zeros.
+/// How many times larger than its stored data a sparse file may be, and the size from which on this is checked.
+/// Holes are written as zeros.
 const MAX_RATIO: u64 = 200;
 const RATIO_MATTERS: u64 = 64 << 20;
 

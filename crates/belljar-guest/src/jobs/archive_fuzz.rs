@@ -7,7 +7,7 @@ use belljar_fuzz::{Parser, peak_of, repair_tar};
 
 use super::*;
 
-/// Buffers for reading and writing, and heads of entries.
+/// Memory for buffers and headers of entries.
 const FIXED: usize = 4 << 20;
 const PER_BYTE: usize = 64;
 
@@ -18,7 +18,7 @@ fn file_of(bytes: &[u8]) -> OwnedFd {
     file.into()
 }
 
-/// A directory to unpack into, with something beside it that must stay as it is.
+/// A directory to unpack into, with something beside it that must not change.
 struct UnpackDirectory(tempfile::TempDir);
 
 impl UnpackDirectory {
@@ -75,7 +75,7 @@ fn withstands(name: &'static str, format: ArchiveFormat, seeds: Vec<Vec<u8>>) {
             let _ = place.unpack(archive, format);
         }
         assert!(place.is_intact());
-        // Each begins with nothing, and with nothing that fills the disk.
+        // Each input begins with an empty directory, so that the disk does not fill up.
         clear(&place.root());
     });
 }
@@ -100,7 +100,7 @@ fn with_attributes() -> Vec<u8> {
     archive.into_inner().unwrap()
 }
 
-/// One piece of 512 bytes in a file of so many.
+/// A sparse file of this size with one block of 512 bytes.
 fn with_holes(size: u64) -> Vec<u8> {
     let mut header = Header::new_gnu();
     header.set_entry_type(EntryType::GNUSparse);

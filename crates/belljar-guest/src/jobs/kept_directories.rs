@@ -58,7 +58,7 @@ pub(super) fn unpack(from: OwnedFd, directories: Vec<KeptDirectory>) -> Outcome 
     moving.finish()
 }
 
-/// An archive in which every path begins with one name.
+/// Writes to an archive, and puts one name in front of every path.
 struct Below<'a> {
     name: &'a str,
     tar: &'a mut dyn Target,

@@ -39,7 +39,7 @@ use crate::reply::{Reply, failed, refuse};
 /// How long one request waits for the end of a job.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A report is a short piece of JSON.
+/// The most bytes of a report, which is a short piece of JSON.
 const MAX_REPORT: u64 = 64 * 1024;
 
 type Outcome = Result<JobReport, Refusal>;
@@ -98,7 +98,7 @@ impl Moving<'_> {
 }
 
 impl Jobs {
-    /// How many are running.
+    /// How many jobs are running.
     pub(crate) fn running(&self) -> usize {
         self.0.borrow().iter().filter(|(_, outcome)| outcome.borrow().is_none()).count()
     }

@@ -29,7 +29,7 @@ pub(crate) struct PreparedCell {
     spec: ExecSpec,
     /// The message to the kernel.
     bytes: Vec<u8>,
-    /// The standard input of a cell in a shell: the way to it, and our end of it.
+    /// The standard input of a cell in a shell: the named pipe, and our end of it.
     stdin: Option<(Fifo, OwnedFd)>,
 }
 
@@ -43,7 +43,7 @@ struct Before {
     lost_kernel: Option<String>,
 }
 
-/// The other end of [`Running`].
+/// The receiving ends of the channels in [`Running`].
 struct Progress {
     begun: watch::Receiver<bool>,
     done: watch::Receiver<Option<CellDone>>,
@@ -188,7 +188,8 @@ impl Kernel {
             tokio::select! {
                 biased;
                 done = &mut done => {
-                    // The signal would have reached the processes that it started in its group.
+                    // A signal would also have reached the processes that the kernel started in its
+                    // group.
                     self.signal_others_in_group(SIGINT);
                     return done;
                 }

@@ -17,7 +17,7 @@ use crate::Guest;
 use crate::command::{KILL_TIMEOUT, SIGKILL};
 use crate::execs::Exec;
 
-/// What a kernel wrote before its death is in the socket already when the death is noticed.
+/// How long to read after the death of a kernel. What it wrote before is in the socket already.
 const LAST_MESSAGES: Duration = Duration::from_millis(50);
 
 /// What to do after a message of the kernel.
@@ -42,7 +42,7 @@ enum Disconnect {
     Closed,
     /// The kernel reported an error, or broke the protocol.
     Failed(String),
-    /// It asked to end, and may.
+    /// The kernel asked to end, and is allowed to.
     Leave,
 }
 
@@ -80,7 +80,7 @@ impl Kernel {
 
     /// Kills what is left of the kernel, and publishes why it died.
     async fn record_death(self: &Rc<Self>, guest: &Guest, disconnect: Disconnect) {
-        // A kernel without a connection is of no use.
+        // A kernel without a connection cannot be used.
         if let Some(pid) = self.pid.get() {
             let _ = process::signal(pid, SIGKILL);
         }
@@ -109,7 +109,7 @@ impl Kernel {
         }
     }
 
-    /// Acts on messages until the connection ends, or should.
+    /// Handles messages until the connection ends, or should.
     async fn read_messages(
         self: &Rc<Self>,
         guest: &Guest,

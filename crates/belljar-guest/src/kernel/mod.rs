@@ -11,11 +11,11 @@
 //!
 //! [`Dialect`] translates messages for each language.
 //!
-//! A cell ends in one of four ways: the kernel says done; the kernel dies; the time is up; or the host
-//! interrupts. In the last two cases the process group gets SIGINT, repeatedly, because `system()`
-//! ignores some; after a grace period the kernel and everything it started get SIGKILL. User code
-//! cannot block the guest: no pipe is read to its end, no lock of the kernel is needed, and SIGKILL
-//! ends a stopped process too.
+//! A cell ends in one of four ways: the kernel reports that it is done; the kernel dies; the time is up; or
+//! the host interrupts. In the last two cases the process group gets SIGINT, repeatedly, because `system()`
+//! ignores some; after a grace period the kernel and everything it started get SIGKILL. User code cannot
+//! block the guest: no pipe is read to its end, no lock of the kernel is needed, and SIGKILL ends a stopped
+//! process too.
 
 mod cell;
 mod inspect;
@@ -50,7 +50,7 @@ use crate::reply::{failed, refuse};
 /// SIGINT is repeated at this pace until the cell ends or the grace period is over.
 const INTERRUPT_PACE: Duration = Duration::from_millis(200);
 
-/// From fork to exec takes a millisecond; these checks take a hundred.
+/// From fork to exec takes about a millisecond; all these checks together take a hundred.
 const FORK_CHECKS: usize = 50;
 const FORK_CHECK_PACE: Duration = Duration::from_millis(2);
 
@@ -153,7 +153,7 @@ impl Kernel {
         })
     }
 
-    /// Another kernel replaces this one. A kernel that is still starting ends when it says hello.
+    /// Another kernel replaces this one. A kernel that is still starting ends when it sends its hello.
     fn retire(&self, guest: &Guest) {
         // If it died on its own a moment ago, that is the reason to report.
         guest.reaper.collect();

@@ -101,7 +101,7 @@ impl Terminals {
         Reply::with_json(Answer::Terminals, &all)
     }
 
-    /// How many have a program that runs.
+    /// How many terminals have a program that runs.
     pub(crate) fn alive(&self) -> usize {
         self.0.borrow().iter().filter(|terminal| terminal.ended.borrow().is_none()).count()
     }
@@ -199,7 +199,7 @@ struct Pump {
     /// Keeps the terminal usable while no program has it open.
     _slave: OwnedFd,
     pid: u32,
-    /// Above the program and all it starts, see [`process::Kept`].
+    /// The parent of the program and of everything it starts, see [`process::Kept`].
     keeper: u32,
     keeper_end: End,
     mark: Option<String>,

@@ -1,4 +1,4 @@
-//! What an image is built on.
+//! Finds the base of an image.
 
 use std::fs;
 use std::process::Command;
@@ -9,8 +9,9 @@ use super::room::watch;
 use crate::store::Writer;
 use crate::{Image, ImageError, Name, Progress, PullOptions, import, pull};
 
-/// An image of the store, a root file system beside the spec, an image of a registry, or a
-/// distribution made from its packages; what was found stays in the store, for the next build.
+/// Finds the base: an image in the store, a root file system beside the spec, an image in a
+/// registry, or a distribution that is installed from its packages. The result is kept in the store
+/// for the next build.
 pub(super) async fn find(
     writer: &Writer<'_>,
     base: &str,
@@ -19,7 +20,7 @@ pub(super) async fn find(
     progress: &dyn Progress,
 ) -> Result<Image, ImageError> {
     let path = options.directory.join(base);
-    // What looks like a path is one, whether it exists or not.
+    // A base that looks like a path is a path, even if it does not exist.
     if base.starts_with(['/', '.']) || (path.exists() && base.parse::<Name>().is_err()) {
         return import(writer, &path, None, progress);
     }
@@ -41,7 +42,7 @@ pub(super) async fn find(
     }
 }
 
-/// The suite of something like `debian:bookworm` or `ubuntu:noble`.
+/// The suite of a base such as `debian:bookworm` or `ubuntu:noble`.
 fn distribution(base: &str) -> Option<&str> {
     let (name, suite) = base.split_once(':')?;
     let is_suite = suite.bytes().all(|byte| byte.is_ascii_lowercase());

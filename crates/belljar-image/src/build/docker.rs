@@ -1,4 +1,4 @@
-//! The same image for a container engine: its layers, in the format of `docker load`.
+//! Loads an image into a container engine: sends its layers in the format of `docker load`.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -14,22 +14,22 @@ use crate::{Image, ImageError, ImageStore, Progress};
 
 const DEFAULT_SOCKET: &str = "unix:///var/run/docker.sock";
 
-/// An engine unpacks while it loads; large images take minutes.
+/// An engine unpacks the image while it loads it; large images take minutes.
 const LOAD_TIMEOUT_S: u64 = 1800;
 
-/// Pieces on their way to the engine.
+/// How many pieces may wait for the engine.
 const PIECES: usize = 8;
 const PIECE_BYTES: usize = 256 << 10;
 
-/// What became of it.
+/// The result of loading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Loaded {
     Yes,
-    /// No engine answers; why, for people.
+    /// No engine answers; the text says why.
     NoEngine(String),
 }
 
-/// Gives an image to the container engine at `address`, or where one usually is, if one answers.
+/// Loads an image into the container engine at `address`, or at the usual socket, if one answers.
 pub async fn load_into_docker(
     store: &ImageStore,
     image: &Image,
@@ -97,11 +97,11 @@ fn write_archive(store: &ImageStore, image: &Image, mut writer: Pieces) -> Resul
     let mut layers = Vec::new();
     for layer in &image.layers {
         let name = format!("{}/layer.tar", layer.content.hex());
-        // The same layer twice is written once.
+        // A layer that occurs twice is written once.
         if !layers.contains(&name) {
             let open = || store.open_blob(&layer.blob.digest);
             match layer::open(open()?, u64::MAX)? {
-                // Older engines do not know it.
+                // Older engines do not support zstd.
                 (mut content, Compression::Zstd) => {
                     let size =
                         io::copy(&mut content, &mut io::sink()).map_err(layer::read_error)?;
@@ -125,7 +125,7 @@ fn write_archive(store: &ImageStore, image: &Image, mut writer: Pieces) -> Resul
     writer.flush().map_err(failed)
 }
 
-/// Hands over what is written in pieces; waits while the engine is busy with earlier ones.
+/// A writer that sends its data in pieces; it waits while the engine is busy with earlier pieces.
 struct Pieces {
     sender: mpsc::Sender<bytes::Bytes>,
     waiting: Vec<u8>,

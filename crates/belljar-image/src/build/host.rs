@@ -1,5 +1,5 @@
-//! What of this machine a build uses: its way to the network, the certificates it trusts, and where
-//! it gets packages from. Nothing of it is in the image.
+//! The parts of this machine that a build uses: its proxies, the certificates it trusts, and its
+//! package sources. None of this becomes part of the image.
 
 use std::env;
 use std::fs;
@@ -11,7 +11,7 @@ use belljar_sys::plan::{Access, Source, Step};
 use super::places;
 use crate::ImageError;
 
-/// Variables that say where packages come from and how to get there.
+/// Variables that name package sources and proxies.
 const PASSED: [&str; 14] = [
     "http_proxy",
     "https_proxy",
@@ -29,11 +29,11 @@ const PASSED: [&str; 14] = [
     "NPM_CONFIG_REGISTRY",
 ];
 
-/// Variables that may name a file of certificates, the most particular first.
+/// Variables that may name a file of certificates, the most specific first.
 const BUNDLES: [&str; 4] =
     ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"];
 
-/// Where our files are while a command runs; `/run` is a tmpfs then.
+/// Our files while a command runs; `/run` is a tmpfs then.
 const INSIDE: &str = "/run/belljar";
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(super) struct Host {
     env: Vec<(String, String)>,
     ca_bundle: Option<PathBuf>,
     pip_conf: Option<PathBuf>,
-    /// How apt goes out, as it is set up here.
+    /// The proxy and certificate settings of apt on this machine.
     apt_conf: String,
     resolv_conf: Option<Vec<u8>>,
 }
@@ -87,7 +87,7 @@ impl Host {
         env
     }
 
-    /// Puts our files where [`env`](Host::env) says.
+    /// Steps that create our files at the paths that [`env`](Host::env) names.
     pub(super) fn steps(&self, root: &Path) -> Vec<Step> {
         let inside = root.join(INSIDE.trim_start_matches('/'));
         let mut steps = vec![Step::MakeDir { path: inside.clone(), mode: 0o755, owner: None }];
@@ -104,8 +104,9 @@ impl Host {
         steps
     }
 
-    /// Names are resolved as here. Written on top, since an image may have a link there, and left
-    /// out of the layer.
+    /// Writes this machine's `resolv.conf`, so that names are resolved in the same way. It goes
+    /// into the upper layer, because an image may have a link there, and is left out of the packed
+    /// layer.
     pub(super) fn prepare(&self, upper: &Path) -> Result<(), ImageError> {
         let Some(contents) = &self.resolv_conf else { return Ok(()) };
         let etc = upper.join("etc");
@@ -114,7 +115,7 @@ impl Host {
         fs::write(&path, contents).map_err(ImageError::file(path))
     }
 
-    /// Settings of apt by which other tools that use it go out.
+    /// Settings of apt for other tools that use it, so that they use the same proxies.
     pub(super) fn apt_options(&self) -> impl Iterator<Item = &str> {
         self.apt_conf.lines().filter(|line| !line.contains(INSIDE))
     }
@@ -124,7 +125,8 @@ impl Host {
     }
 }
 
-/// Proxies and certificates that apt is set up with, one setting a line.
+/// The network settings of apt on this machine (proxies, certificate checks, retries, timeouts),
+/// one per line.
 fn apt_settings() -> Option<String> {
     let output = Command::new("apt-config").arg("dump").output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
@@ -139,8 +141,8 @@ fn apt_settings() -> Option<String> {
     Some(text.lines().filter(is_way_out).map(|line| line.to_owned() + "\n").collect())
 }
 
-/// Where this machine gets packages of a suite from, as lines for `sources.list`: only the
-/// distribution's own archives, not others that are configured.
+/// This machine's package sources for a suite, as lines for `sources.list`. Only the archives of
+/// the distribution itself; other configured archives are left out.
 pub(super) fn sources_of(suite: &str) -> Vec<String> {
     let mut paths = vec![PathBuf::from("/etc/apt/sources.list")];
     if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {
@@ -162,7 +164,7 @@ pub(super) fn sources_of(suite: &str) -> Vec<String> {
     found
 }
 
-/// The suite itself, its updates and its security fixes.
+/// Whether `candidate` is the suite itself, its updates or its security fixes.
 fn belongs(candidate: &str, suite: &str) -> bool {
     match candidate.strip_prefix(suite) {
         Some(rest) => matches!(rest, "" | "-updates" | "-security"),

@@ -1,4 +1,4 @@
-//! Images from a spec: a base, packages on it, and what every sandbox needs.
+//! Builds images from a spec: a base, packages, and the files that every sandbox needs.
 //!
 //! ```text
 //!   base ─▶ apt ─▶ pip ─▶ npm ─▶ users, places      each in an overlay over those before it;
@@ -6,9 +6,9 @@
 //!            └───────┴──────┴─────────┴─▶ manifest ─▶ root file system, Docker image
 //! ```
 //!
-//! Commands run as root in namespaces of their own, with the host's network and fewer capabilities;
-//! what they install is trusted as what `belljar setup` installs is. A step that fails shows what it
-//! said, and leaves nothing.
+//! Commands run as root in their own namespaces, with the host's network and fewer capabilities.
+//! What they install is trusted, like what `belljar setup` installs. If a step fails, the error
+//! contains its output, and nothing is kept.
 
 mod base;
 mod docker;
@@ -32,13 +32,15 @@ pub use spec::{DEFAULT_SPEC, Spec};
 use host::Host;
 use room::Room;
 
-/// Where Python's packages go: not into the distribution's own, which does not want them.
+/// The environment of Python packages. Separate, because distributions do not allow pip to install
+/// into their own Python.
 const VENV: &str = "/opt/venv";
 
-/// And where browser-use goes, which wants exactly certain versions of a hundred packages.
+/// The environment of browser-use, which needs exact versions of a hundred packages.
 const BROWSER_USE_VENV: &str = "/opt/browser-use";
 
-/// Left out of layers: caches, logs, and what differs each time.
+/// Directories whose content is left out of layers: caches, logs, and files that differ in each
+/// build.
 const EMPTIED: [&str; 8] = [
     "tmp",
     "run",
@@ -51,18 +53,18 @@ const EMPTIED: [&str; 8] = [
 ];
 const OMITTED: [&str; 3] = ["etc/resolv.conf", "var/cache/ldconfig/aux-cache", "root/.wget-hsts"];
 
-/// How an image is to be built.
+/// Options of a build.
 #[derive(Debug)]
 pub struct BuildOptions {
-    /// The program that carries out a step, usually ourselves: it is given [`StepOrder`]s.
+    /// The program that runs a step, usually this binary. It reads a [`StepOrder`].
     pub helper: PathBuf,
-    /// Where relative paths of the spec begin.
+    /// The directory that relative paths of the spec start from.
     pub directory: PathBuf,
-    /// Certificates to be trusted while building, in PEM.
+    /// Certificates to trust during the build, in PEM.
     pub ca_bundle: Option<PathBuf>,
 }
 
-/// Builds an image and keeps it. Needs root.
+/// Builds an image and stores it. Needs root.
 pub async fn build(
     writer: &Writer<'_>,
     spec: &Spec,
@@ -132,8 +134,9 @@ impl Building<'_> {
         install.extend(["--disable-pip-version-check", "--progress-bar", "off"]);
         install.extend(packages.iter().map(String::as_str));
         let (python, library) = (format!("{environment}/bin/python"), format!("{environment}/lib"));
-        // Python must not compare them with their sources, whose times are not kept and which are read-only.
-        // Also those that were compiled during the installation, which contain its time.
+        // Python must not compare compiled files with their sources: the times of the sources are
+        // not kept, and the files are read-only. `-f` also replaces files that were compiled during
+        // the installation, because these contain its time.
         let compile = [
             &python[..],
             "-m",
@@ -151,7 +154,7 @@ impl Building<'_> {
             &[
                 &["python3", "-m", "venv", environment],
                 &install,
-                // Some packages ship files that are not meant to compile.
+                // Some packages contain files that cannot be compiled.
                 &["/bin/sh", "-c", "\"$@\" || true", "compile"]
                     .iter()
                     .chain(&compile)
@@ -170,7 +173,7 @@ impl Building<'_> {
         self.layer(&format!("Installing {} packages of Node.js", packages.len()), &[&install])
     }
 
-    /// Runs commands one after the other over what there is; what they wrote becomes a layer.
+    /// Runs commands in order on top of the layers so far; what they write becomes a new layer.
     fn layer(&mut self, what: &str, commands: &[&[&str]]) -> Result<(), ImageError> {
         self.progress.begin(what, None);
         let upper = self.room.next_upper()?;
@@ -181,7 +184,7 @@ impl Building<'_> {
         self.pack(&upper)
     }
 
-    /// What every sandbox needs, written by ourselves.
+    /// Adds a layer with the files that every sandbox needs.
     fn places(&mut self, spec: &Spec) -> Result<(), ImageError> {
         self.progress.begin("Preparing users and places", None);
         let view = self.room.view();
@@ -202,7 +205,8 @@ impl Building<'_> {
     }
 }
 
-/// The layers of the base, ours on top, and what is to be known about all of it.
+/// Writes the manifest and the configuration: the layers of the base with ours on top, variables
+/// and labels.
 fn describe(
     writer: &Writer<'_>,
     base: &Image,

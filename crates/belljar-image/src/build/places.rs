@@ -1,5 +1,5 @@
-//! What every sandbox needs of its root, however it is run: places to be mounted on, other names of
-//! them, and a user.
+//! Files that every sandbox needs in its root, with any backend: mount points, links to them, and a
+//! user.
 
 use std::fs;
 use std::io::Read;
@@ -12,7 +12,7 @@ use crate::{ImageError, limits};
 
 const USER_ID: u32 = 1000;
 
-/// Writes them into `upper`, over what is in `view`, the newest first.
+/// Writes these files into `upper`. `view` has the layers so far, the newest first.
 pub(super) fn write(view: &[PathBuf], upper: &Path, user: &str) -> Result<(), ImageError> {
     let at = |name: &str| upper.join(name);
     for name in ["session", "data", "etc", "opt", "opt/belljar", "opt/belljar/kernels"] {
@@ -22,7 +22,7 @@ pub(super) fn write(view: &[PathBuf], upper: &Path, user: &str) -> Result<(), Im
     for name in ["work", "workspace"] {
         symlink("/session", at(name)).map_err(ImageError::file(at(name)))?;
     }
-    // Another user with this id is removed: files of a session belong to this one.
+    // Removes any other user with this id: files of a session belong to our user.
     let others = |text: String, field: usize| -> String {
         let is_other = |line: &&str| {
             let fields: Vec<&str> = line.split(':').collect();
@@ -49,7 +49,7 @@ fn file(path: &Path, contents: &str) -> Result<(), ImageError> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o644)).map_err(ImageError::file(path))
 }
 
-/// A file as it is so far; empty where there is none.
+/// The current content of a file; empty if there is none.
 fn current(view: &[PathBuf], name: &str) -> Result<String, ImageError> {
     for directory in view {
         let real = fs::canonicalize(directory).map_err(ImageError::file(directory))?;

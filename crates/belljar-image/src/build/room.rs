@@ -1,8 +1,8 @@
-//! Where commands of a build run: an overlay over what there is so far, as root of it, in mount, PID,
-//! IPC and UTS namespaces of their own, with the network of the host.
+//! Runs the commands of a build: as root on an overlay over the layers so far, in their own mount,
+//! PID, IPC and UTS namespaces, with the network of the host.
 //!
-//! The program that makes the namespaces is a fresh copy of ours: nothing is forked from a process
-//! with threads. It ends with us, and its end ends all it started.
+//! A new process of our binary makes the namespaces, because a process with threads must not fork.
+//! It ends when we end, and then everything that it started ends too.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -23,7 +23,7 @@ pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin
 
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
-/// Lines of a failed command that are shown.
+/// How many of the last lines of a failed command are shown.
 const SHOWN_LINES: usize = 60;
 
 /// The longest line of output that is read; a program may write without line breaks.
@@ -37,15 +37,17 @@ pub struct StepOrder {
     env: Vec<(String, String)>,
 }
 
-/// The life of a helper: carries out the order on standard input and ends as the command did.
+/// The main function of a helper: runs the order from standard input and returns the exit status of
+/// the command.
 pub fn perform_step() -> io::Result<i32> {
     process::die_with_parent()?;
     let order: StepOrder = serde_json::from_reader(io::stdin().lock()).map_err(io::Error::other)?;
     isolated::run(&order.plan, &order.argv, &order.env)
 }
 
-/// The directories of a build. Names are short, since the kernel takes only so much about an
-/// overlay: `base` is a link to the root below, `1`, `2`, ... are what was written on top.
+/// The directories of a build. Names are short, because the kernel limits the length of an
+/// overlay's mount options. `base` is a link to the root of the base; `1`, `2`, ... are the upper
+/// directories.
 #[derive(Debug)]
 pub(super) struct Room {
     directory: PathBuf,
@@ -61,7 +63,7 @@ impl Room {
         Ok(Room { directory, uppers: 0 })
     }
 
-    /// From now on commands write here.
+    /// Adds an upper directory; commands write there from now on.
     pub(super) fn next_upper(&mut self) -> Result<PathBuf, ImageError> {
         self.uppers += 1;
         let upper = self.directory.join(self.uppers.to_string());
@@ -71,7 +73,7 @@ impl Room {
         Ok(upper)
     }
 
-    /// What there is so far, the newest first.
+    /// The directories of all layers so far, the newest first.
     pub(super) fn view(&self) -> Vec<PathBuf> {
         let uppers = (1..=self.uppers).rev().map(|n| self.directory.join(n.to_string()));
         uppers.chain([self.directory.join("base")]).collect()
@@ -90,13 +92,13 @@ impl Room {
             ("LANG", "C.UTF-8"),
             ("DEBIAN_FRONTEND", "noninteractive"),
             ("TERM", "dumb"),
-            // Compiled Python is then the same each time.
+            // So that compiled Python is the same in each build.
             ("PYTHONHASHSEED", "0"),
         ];
         let own = host.env();
         env.extend(own.iter().map(|(key, value)| (key.as_str(), value.as_str())));
         let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
-        // The program is looked for by a shell inside, which knows the path; its words are not read.
+        // A shell inside finds the program on its PATH. It does not interpret the arguments.
         let mut argv = ["/bin/sh", "-c", "exec \"$@\"", "step"].map(str::to_owned).to_vec();
         argv.extend(command.iter().map(|word| (*word).to_owned()));
         let order = StepOrder { plan: self.plan(host), argv, env: env.iter().map(owned).collect() };
@@ -156,7 +158,8 @@ impl Room {
     }
 }
 
-/// Runs a program to its end, telling what it says; returns the last of it.
+/// Runs a program to its end and reports its output as progress. Returns the last lines, and
+/// whether it succeeded.
 pub(super) fn watch(
     command: &mut Command,
     input: &[u8],
@@ -171,10 +174,10 @@ pub(super) fn watch(
         .stderr(writer)
         .spawn()
         .map_err(failed)?;
-    // The command holds our end of the pipe as well.
+    // `command` still holds the write end of the pipe; replacing it closes that end.
     *command = Command::new("true");
     if let Some(mut stdin) = child.stdin.take() {
-        // One that ended already says why.
+        // If the program has ended already, its output says why.
         let _ = stdin.write_all(input);
     }
     let mut last: VecDeque<String> = VecDeque::new();

@@ -9,14 +9,14 @@ use crate::ImageError;
 /// The default image.
 pub const DEFAULT_SPEC: &str = include_str!("../../../../images/sandbox.toml");
 
-/// What `browser = true` adds.
+/// Packages that `browser = true` adds.
 pub(super) const BROWSER: [&str; 5] =
     ["chromium", "fonts-liberation", "fonts-noto-cjk", "fonts-noto-color-emoji", "fonts-noto-core"];
 
-/// What `browser_use = true` adds, in an environment of its own.
+/// The package that `browser_use = true` adds, in its own environment.
 pub(super) const BROWSER_USE: &str = "browser-use>=0.13,<0.14";
 
-/// Packages of one kind; more is a mistake.
+/// The most packages of one kind; a longer list is a mistake.
 const MAX_PACKAGES: usize = 2000;
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -31,7 +31,7 @@ pub struct Spec {
     pub npm: Vec<String>,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Modules that kernels start with; none where the server's own list is meant.
+    /// Modules that kernels preload; `None` means the server's list.
     pub preload: Option<Vec<String>>,
     #[serde(default = "default_user")]
     pub user: String,
@@ -53,8 +53,8 @@ impl Spec {
         Ok(spec)
     }
 
-    /// Names go into argument lists: none of them may be taken for an option, or be something else
-    /// than one line.
+    /// Checks names, because they become arguments of commands: a name must not look like an
+    /// option, and must be one line.
     fn check(&self) -> Result<(), ImageError> {
         let wrong = |message: String| Err(ImageError::Spec(message));
         let lists = [("apt", &self.apt), ("pip", &self.pip), ("npm", &self.npm)];
@@ -93,10 +93,10 @@ impl Spec {
         Ok(())
     }
 
-    /// Packages of the distribution, those that options stand for included.
+    /// The packages of the distribution, including those that options add.
     pub(super) fn packages(&self) -> Vec<&str> {
         let own = self.apt.iter().map(String::as_str);
-        // A task without a browser would be of no use.
+        // Browser tasks need a browser.
         let browser: &[&str] = if self.browser || self.browser_use { &BROWSER } else { &[] };
         let mut all: Vec<&str> = own.chain(browser.iter().copied()).collect();
         all.sort_unstable();

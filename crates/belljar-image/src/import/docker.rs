@@ -1,5 +1,6 @@
-//! `docker save`: `manifest.json` names a configuration and layers. Before version 25 of the engine
-//! those are in directories of their own, since then among the blobs of an OCI layout.
+//! Archives of `docker save`: `manifest.json` names a configuration and layers. Before version 25
+//! of the engine, layers are in directories of their own; since then they are among the blobs of an
+//! OCI layout.
 
 use serde::Deserialize;
 
@@ -38,7 +39,7 @@ pub(super) fn read(writer: &Writer<'_>, parts: &Parts) -> Result<Found, ImageErr
     let mut layers = Vec::with_capacity(saved.layers.len());
     for name in &saved.layers {
         let compression = Compression::of(&parts.head(name)?)?;
-        // What is in it is compared with the configuration when it is unpacked.
+        // The content is compared with the configuration when the layer is unpacked.
         let (digest, size) = parts.take(writer, name, None)?;
         layers.push(Descriptor::new(compression.media_type(), digest, size));
     }
@@ -57,7 +58,7 @@ pub(super) fn read(writer: &Writer<'_>, parts: &Parts) -> Result<Found, ImageErr
     Ok(Found { manifest, name })
 }
 
-/// The file is called by its digest.
+/// The digest in a file's name, if the file is named by its digest.
 fn named(path: &str) -> Option<OciDigest> {
     let name = path.rsplit('/').next()?;
     OciDigest::from_hex(name.strip_suffix(".json").unwrap_or(name))

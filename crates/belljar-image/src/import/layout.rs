@@ -1,4 +1,4 @@
-//! An OCI image layout: an index, and blobs by their digest.
+//! Reads an OCI image layout: an index, and blobs named by their digests.
 
 use super::Found;
 use super::parts::Parts;
@@ -6,7 +6,7 @@ use crate::oci::{self, Descriptor, Document, Index};
 use crate::store::Writer;
 use crate::{ImageError, OciDigest};
 
-/// An index may name another one; one is enough for any image.
+/// How many indexes may be nested; one is enough for any image.
 const MAX_INDEXES: usize = 3;
 
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
@@ -66,7 +66,7 @@ fn is_image(media_type: &str) -> bool {
     [oci::MANIFEST, oci::INDEX, oci::DOCKER_MANIFEST, oci::DOCKER_INDEX].contains(&media_type)
 }
 
-/// A tag alone says nothing about the image.
+/// The name of the image. An annotation that is only a tag is not a name.
 fn own_name(entry: &Descriptor) -> Option<&String> {
     entry
         .annotations

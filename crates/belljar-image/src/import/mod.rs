@@ -1,4 +1,4 @@
-//! Images from files: what a file is, is seen by what is in it.
+//! Imports images from files. The content of a file decides its format.
 
 mod docker;
 mod layout;
@@ -14,24 +14,24 @@ use crate::store::Writer;
 use crate::{Image, ImageError, Name, OciDigest, Progress, layer, skeleton};
 use parts::Parts;
 
-/// What a file or directory holds.
+/// The format of a file or directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// `docker save`, of any age.
+    /// `docker save`, of any version.
     Docker,
     /// An OCI image layout.
     Layout,
-    /// Files of a root file system, without anything about them.
+    /// The files of a root file system, without metadata.
     Rootfs,
 }
 
-/// An image out of an archive, and the name it has for itself.
+/// An image from a file, and the name that the file gives it.
 struct Found {
     manifest: OciDigest,
     name: Option<String>,
 }
 
-/// Brings an image in. Without a name it gets the one it has for itself, or else that of the file.
+/// Imports an image. Without `name`, it gets the name in the archive, else that of the file.
 pub fn import(
     writer: &Writer<'_>,
     from: &Path,
@@ -76,7 +76,7 @@ fn form_of_directory(path: &Path) -> Form {
     }
 }
 
-/// Looks at names only, and no further than it must.
+/// Reads the names of entries until the format is known.
 fn form_of_archive(writer: &Writer<'_>, path: &Path) -> Result<Form, ImageError> {
     let mut file = File::open(path).map_err(ImageError::file(path))?;
     let (content, _) = layer::open(&mut file, writer.store().archive_budget())?;
@@ -89,7 +89,7 @@ fn form_of_archive(writer: &Writer<'_>, path: &Path) -> Result<Form, ImageError>
         let top = name.split(|&byte| byte == b'/').next().unwrap_or_default();
         match name {
             b"manifest.json" => return Ok(Form::Docker),
-            // Newer engines write both, and `manifest.json` says more.
+            // Goes on: newer engines write both formats, and `manifest.json` has more information.
             b"oci-layout" | b"index.json" => found = Some(Form::Layout),
             _ if found.is_none() && skeleton::looks_like_root(top) => return Ok(Form::Rootfs),
             _ => {}
@@ -104,7 +104,7 @@ fn form_of_archive(writer: &Writer<'_>, path: &Path) -> Result<Form, ImageError>
     Ok(found.unwrap_or(Form::Rootfs))
 }
 
-/// `lab-1.0.tar.gz` is called `lab-1.0`.
+/// The name of an image by its file: `lab-1.0` for `lab-1.0.tar.gz`.
 fn name_of_file(path: &Path) -> Result<Name, ImageError> {
     let name = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let name = name.file_name().unwrap_or_default().to_string_lossy().to_lowercase();

@@ -1,4 +1,4 @@
-//! The files of an image around the image: documents and layers, in a directory or an archive.
+//! The files that an image consists of, documents and layers, in a directory or an archive.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -12,13 +12,14 @@ use crate::digest::HashingReader;
 use crate::store::{Writer, read_bounded};
 use crate::{ImageError, OciDigest, layer, limits};
 
-/// How many links lead from one layer to the same one.
+/// How many links are followed from one layer to another.
 const MAX_LINKS: usize = 8;
 
 #[derive(Debug)]
 pub(super) enum Parts {
     Directory(PathBuf),
-    /// Unpacked beside, by the name they had: their own links cannot lead anywhere.
+    /// Unpacked to a scratch directory, by their names in the archive. Links are resolved only
+    /// among these names, so they cannot lead outside.
     Unpacked(HashMap<String, ImagePart>),
 }
 
@@ -58,7 +59,7 @@ impl Parts {
                     let (digest, _) = hashing.finish().map_err(failed)?;
                     ImagePart::File { path: place, digest }
                 }
-                // Older engines write a layer that two images share once.
+                // Older engines write a layer that two images share once, and a link to it.
                 Kind::Link(to) => {
                     let to = String::from_utf8_lossy(to);
                     let to = to.rsplit("../").next().unwrap_or_default();
@@ -72,13 +73,13 @@ impl Parts {
         Ok(Parts::Unpacked(parts))
     }
 
-    /// A small file.
+    /// Reads a small file.
     pub(super) fn document(&self, name: &str) -> Result<Vec<u8>, ImageError> {
         let (file, path) = self.open(name)?;
         read_bounded(file, &path)
     }
 
-    /// Makes a blob of a file, if it is what was `expected`.
+    /// Makes a file a blob; fails if its digest is not the `expected` one.
     pub(super) fn take(
         &self,
         writer: &Writer<'_>,
@@ -95,7 +96,8 @@ impl Parts {
             }
             let size = fs::metadata(path).map_err(ImageError::file(path))?.len();
             if writer.has_blob(digest).is_none() {
-                // Two names may lead to it: a second name of the same file can be moved.
+                // Other names may refer to the same file, so a hard link to it is moved, not the
+                // file.
                 let own = path.with_extension("blob");
                 fs::hard_link(path, &own).map_err(ImageError::file(&own))?;
                 writer.adopt_blob(&own, digest)?;
@@ -106,7 +108,7 @@ impl Parts {
         writer.add_blob(file, expected)
     }
 
-    /// The first bytes of a file: they tell how it is compressed.
+    /// The first bytes of a file, which show its compression.
     pub(super) fn head(&self, name: &str) -> Result<Vec<u8>, ImageError> {
         let (file, path) = self.open(name)?;
         let mut head = Vec::new();
@@ -134,7 +136,7 @@ impl Parts {
                 let file = File::open(path).map_err(ImageError::file(path))?;
                 Ok((file, path.to_owned()))
             }
-            // A document may name any path: it is looked for below the directory only.
+            // A document may name any path, so files are opened only below the directory.
             Parts::Directory(directory) => {
                 let root = Rootfs::open(directory).map_err(ImageError::file(directory))?;
                 let path = directory.join(name);

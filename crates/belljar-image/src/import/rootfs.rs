@@ -1,4 +1,4 @@
-//! A root file system without anything about it: one layer, and a configuration of our own.
+//! Imports a root file system without metadata: one layer, and a configuration that we write.
 
 use std::fs::File;
 use std::path::Path;

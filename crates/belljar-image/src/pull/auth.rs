@@ -12,14 +12,14 @@ use serde::Deserialize;
 
 use crate::ImageError;
 
-/// What the registry of Docker itself is called in its configuration.
+/// The registry of Docker, and its key in Docker's configuration.
 const DOCKER_HUB: &str = "docker.io";
 const DOCKER_HUB_KEY: &str = "https://index.docker.io/v1/";
 
-/// The name under which a helper gives a token instead of a password.
+/// The user name with which a helper returns a token instead of a password.
 const TOKEN_USER: &str = "<token>";
 
-/// A user and a secret, which does not show itself by accident.
+/// A user and a password, which `Debug` does not show.
 #[derive(Clone)]
 pub struct Login {
     pub user: String,
@@ -107,7 +107,7 @@ fn decode(auth: &str, registry: &str) -> Result<RegistryAuth, ImageError> {
     }
 }
 
-/// A program that keeps secrets; what it says goes nowhere but to the registry.
+/// Asks a credential helper of Docker. Its answer is sent only to the registry.
 fn ask_helper(helper: &str, registry: &str) -> Result<RegistryAuth, ImageError> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
@@ -130,7 +130,7 @@ fn ask_helper(helper: &str, registry: &str) -> Result<RegistryAuth, ImageError> 
         });
     let output = asked.map_err(ImageError::file(&program))?;
     if !output.status.success() {
-        // It has nothing for this registry.
+        // The helper has no credentials for this registry.
         return Ok(RegistryAuth::Anonymous);
     }
     let answer: HelperAnswer = serde_json::from_slice(&output.stdout)

@@ -1,5 +1,5 @@
-//! One layer, from a registry to the disk: in constant memory, hashed on the way, and gone on with
-//! where it was cut off, now or the next time.
+//! Downloads one layer to disk: in constant memory, and hashed while it is received. An interrupted
+//! download is continued, by the same pull or by a later one.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -16,7 +16,7 @@ use crate::oci::Descriptor;
 use crate::store::Writer;
 use crate::{ImageError, Progress};
 
-/// Between attempts to go on; one that brought anything is not counted.
+/// Pauses between attempts. An attempt that received data resets the count.
 const PAUSES: [Duration; 4] = [
     Duration::from_millis(200),
     Duration::from_secs(1),
@@ -49,7 +49,7 @@ pub(super) async fn fetch(
     download.file.flush().map_err(ImageError::file(&path))?;
     let found = download.hash.finish();
     if found != part.digest {
-        // There is nothing to go on with.
+        // The content is wrong, so continuing it is useless.
         let _ = std::fs::remove_file(&path);
         let what = "what the registry sent".to_owned();
         return Err(ImageError::Digest { what, expected: part.digest, found });
@@ -66,7 +66,7 @@ struct Download<'a> {
 }
 
 impl<'a> Download<'a> {
-    /// With what an earlier attempt left.
+    /// Continues with the data of an earlier attempt.
     fn resume(path: &'a Path, part: &'a Descriptor) -> Result<Download<'a>, ImageError> {
         let mut options = OpenOptions::new();
         let mut file = options
@@ -116,7 +116,7 @@ impl<'a> Download<'a> {
                 .await;
             match rest.map_err(failed)? {
                 BlobResponse::Partial(stream) => stream,
-                // It cannot send the rest alone.
+                // The registry does not support ranges and sends the whole layer.
                 BlobResponse::Full(stream) => {
                     self.start_again()?;
                     stream
@@ -146,7 +146,7 @@ impl<'a> Download<'a> {
     }
 }
 
-/// Whether the trouble is the connection's: what a registry refuses it refuses again.
+/// Whether the connection failed. A registry that refused a request would refuse it again.
 fn is_worth_another_try(error: &ImageError) -> bool {
     matches!(error, ImageError::Unreachable { .. })
 }

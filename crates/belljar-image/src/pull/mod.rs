@@ -1,11 +1,11 @@
-//! Images from registries.
+//! Pulls images from registries.
 //!
 //! ```text
 //!   reference ─▶ manifest, or the one for this machine out of several ─▶ configuration, layers
 //!                                        each on its own to disk, hashed on the way, kept if cut off
 //! ```
 //!
-//! Nothing is believed: every document and layer is compared with the digest that led to it.
+//! Every document and layer is compared with the digest that named it.
 
 mod auth;
 mod download;
@@ -23,18 +23,18 @@ use crate::{Image, ImageError, Name, OciDigest, Progress, limits};
 
 pub use auth::Login;
 
-/// A registry that does not answer at all.
+/// How long connecting to a registry may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// One that stops in the middle of an answer.
+/// How long a registry may send nothing during a response.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How an image is to be had.
+/// Options of a pull.
 #[derive(Debug, Default)]
 pub struct PullOptions {
-    /// Who we are there; otherwise what `docker login` left is used.
+    /// The login at the registry; `None` uses the credentials of `docker login`.
     pub login: Option<Login>,
-    /// Without TLS, also from another machine.
+    /// Without TLS, even if the registry is on another machine.
     pub plain_http: bool,
 }
 
@@ -73,7 +73,7 @@ fn short(digest: &OciDigest) -> String {
     digest.hex()[..12].to_owned()
 }
 
-/// A registry as we talk to it.
+/// A client of one registry.
 struct Registry {
     client: Client,
     auth: RegistryAuth,
@@ -82,7 +82,7 @@ struct Registry {
 
 impl Registry {
     fn new(reference: &Reference, options: &PullOptions) -> Result<Registry, ImageError> {
-        // Fails only if one was installed before, which can be used as well.
+        // Fails only if a provider was installed before; that one works as well.
         let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let name = reference.resolve_registry().to_owned();
         let is_plain = options.plain_http || is_loopback(&name);
@@ -113,7 +113,7 @@ impl Registry {
         Ok(Registry { client, auth, name })
     }
 
-    /// The manifest for this machine, as it was written and as it is understood.
+    /// The manifest for this machine: its bytes and its parsed form.
     async fn manifest(&self, reference: &Reference) -> Result<(Vec<u8>, Manifest), ImageError> {
         let asked = self.client.auth(reference, &self.auth, RegistryOperation::Pull).await;
         asked.map_err(|error| meaning(&self.name, error))?;
@@ -158,7 +158,7 @@ impl Registry {
     }
 }
 
-/// What a registry's answer means for people. What it said may be long; secrets are never in it.
+/// The error for a registry's answer. The answer may be long; it never contains secrets.
 fn meaning(registry: &str, error: OciDistributionError) -> ImageError {
     const LOG_IN: &str = "; give --username and --password-stdin, or use `docker login` before";
     let refused = |message: String, hint| {

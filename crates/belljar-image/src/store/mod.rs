@@ -37,27 +37,27 @@ pub struct ImageStore {
     limits: UnpackLimits,
 }
 
-/// An image, as it is kept.
+/// The record of a stored image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
     format: u32,
     pub name: Name,
-    /// Where it came from, for people.
+    /// The origin of the image, for users.
     pub source: String,
-    /// When it came, in milliseconds since the epoch.
+    /// When it was added, in milliseconds since the epoch.
     pub added_ms: u64,
     pub manifest: OciDigest,
     pub(crate) config: Descriptor,
     pub(crate) layers: Vec<Layer>,
-    /// What its root file system is called.
+    /// The name of its root file system: the chain id of its layers.
     pub root: OciDigest,
     pub architecture: String,
     pub env: Vec<(String, String)>,
     pub user: String,
     pub workdir: String,
-    /// The interpreter, as a path inside; an image need not have one.
+    /// The path of the interpreter inside; an image may have none.
     pub python: Option<String>,
-    /// Modules that its kernels start with, where it says.
+    /// Modules that its kernels preload, if the image names them.
     pub preload: Option<Vec<String>>,
     pub unpacked: Unpacked,
 }
@@ -65,12 +65,12 @@ pub struct Image {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Layer {
     pub(crate) blob: Descriptor,
-    /// The name of what is in it.
+    /// The digest of the uncompressed layer.
     pub(crate) content: OciDigest,
 }
 
 impl Image {
-    /// Bytes of its layers as they came.
+    /// The size of its layers as they were received, mostly compressed.
     #[must_use]
     pub fn packed_bytes(&self) -> u64 {
         self.layers.iter().map(|layer| layer.blob.size).sum()
@@ -94,7 +94,7 @@ impl Image {
 }
 
 impl ImageStore {
-    /// Touches nothing: the directory need not exist.
+    /// Does not access the disk: the directory may not exist.
     #[must_use]
     pub fn new(directory: PathBuf, limits: UnpackLimits) -> ImageStore {
         ImageStore { directory, limits }
@@ -135,8 +135,8 @@ impl ImageStore {
         &self.directory
     }
 
-    /// Bytes that an archive may have that holds an image: heads come on top of files, and an image
-    /// may be wrapped once.
+    /// The largest size of an archive that contains an image: headers are added to the files, and
+    /// the image may be inside another archive.
     pub(crate) fn archive_budget(&self) -> u64 {
         self.limits.bytes.saturating_add(self.limits.entries.saturating_mul(2048))
     }
@@ -153,7 +153,7 @@ impl ImageStore {
         self.directory.join("blobs").join(digest.hex())
     }
 
-    /// A layer, configuration or manifest, for reading.
+    /// Opens a layer, configuration or manifest.
     pub(crate) fn open_blob(&self, digest: &OciDigest) -> Result<File, ImageError> {
         let path = self.blob_path(digest);
         match File::open(&path) {
@@ -169,7 +169,7 @@ impl ImageStore {
     }
 }
 
-/// A document, which is small.
+/// Reads a document, whose size is limited.
 pub(crate) fn read_bounded(file: File, path: &Path) -> Result<Vec<u8>, ImageError> {
     use std::io::Read;
     let mut bytes = Vec::new();
@@ -182,7 +182,7 @@ pub(crate) fn read_bounded(file: File, path: &Path) -> Result<Vec<u8>, ImageErro
     Ok(bytes)
 }
 
-/// A record of another version is as good as none: the image is imported or pulled again.
+/// A record of another version is ignored: the image is imported or pulled again.
 fn read_record(path: &Path) -> Result<Option<Image>, ImageError> {
     let text = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

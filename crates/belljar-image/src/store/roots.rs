@@ -16,7 +16,8 @@ const LOCK: &str = "lock";
 const ROOTFS: &str = "rootfs";
 const UNPACKED: &str = "unpacked.json";
 
-/// A root file system that stays for as long as this, or what [`InUse::keep`] gives, is open.
+/// Keeps a root file system from being removed while this, or the result of [`InUse::keep`], is
+/// open.
 #[derive(Debug)]
 pub struct InUse {
     lock: FileLock,
@@ -33,7 +34,7 @@ impl InUse {
     /// would share ours, so that process could release it.
     pub fn keep(&self) -> io::Result<std::os::fd::OwnedFd> {
         let fresh = File::open(self.path.with_file_name(LOCK))?;
-        // Ours keeps it from being replaced.
+        // Our lock keeps the root from being replaced, so the inode must be the same.
         if fresh.metadata()?.ino() != self.lock.file().metadata()?.ino() {
             return Err(io::Error::from(io::ErrorKind::NotFound));
         }
@@ -52,10 +53,10 @@ impl ImageStore {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(missing()),
             opened => opened.map_err(ImageError::file(&path))?,
         };
-        // Locked exclusively, it is being removed.
+        // If it is locked exclusively, it is being removed.
         let lock = FileLock::try_shared(file).map_err(ImageError::file(&path))?;
         let lock = lock.ok_or_else(missing)?;
-        // It may have gone between opening and locking.
+        // It may have been removed between opening and locking.
         let still_there = fs::metadata(&path).map(|now| now.ino()).ok();
         if still_there != lock.file().metadata().map(|own| own.ino()).ok() {
             return Err(missing());
@@ -96,7 +97,7 @@ impl ImageStore {
         let lock = File::create(fresh.join(LOCK)).map_err(ImageError::file(&fresh))?;
         progress.begin("Writing to disk", None);
         belljar_sys::file::sync_file_system(&lock).map_err(ImageError::file(&fresh))?;
-        // Of another version of ours, or broken by hand.
+        // A root of another version of Belljar, or one that was damaged.
         if place.exists() {
             self.remove_root(chain, scratch)?;
         }
@@ -126,10 +127,10 @@ impl ImageStore {
         Ok(())
     }
 
-    /// Removes a root, unless a sandbox uses it; says whether it is gone.
+    /// Removes a root, unless a sandbox uses it. Returns whether it is removed.
     pub(super) fn remove_root(&self, root: &OciDigest, scratch: &Path) -> Result<bool, ImageError> {
         let place = self.roots_dir().join(root.hex());
-        // Held until it has moved: no sandbox can begin to use it.
+        // Locked until it is moved, so that no sandbox can start to use it.
         let _lock = match File::open(place.join(LOCK)) {
             Ok(file) => match FileLock::try_exclusive(file) {
                 Ok(Some(lock)) => Some(lock),

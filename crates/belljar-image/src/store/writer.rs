@@ -1,4 +1,4 @@
-//! Changing what is kept: one at a time, each change whole or not at all.
+//! Changes the store: one process at a time, and each change is complete or has no effect.
 
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File};
@@ -15,16 +15,16 @@ use crate::digest::HashingWriter;
 use crate::oci::{self, Descriptor, ImageConfig, Manifest};
 use crate::{ImageError, Name, OciDigest, Progress, skeleton};
 
-/// How long layers without an image are kept: an interrupted pull is usually tried again.
+/// How long layers without an image are kept: an interrupted pull is usually repeated.
 const KEEP_UNFINISHED: Duration = Duration::from_secs(24 * 3600);
 
-/// Where programs are looked for in an image that does not say.
+/// The PATH of an image that does not set one.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 #[derive(Debug)]
 pub struct Writer<'a> {
     store: &'a ImageStore,
-    /// Ours alone, and gone with us.
+    /// A directory only for this writer; removed when it is dropped.
     scratch: PathBuf,
     _lock: FileLock,
 }
@@ -47,7 +47,7 @@ impl<'a> Writer<'a> {
             private(&directory.join(name))?;
         }
         let new = directory.join("new");
-        // We hold the lock, so the process that left it is gone.
+        // We hold the lock, so the process that left these files has ended.
         rootfs::remove_all(&new).map_err(ImageError::file(&new))?;
         let scratch = new.join(process::random_name());
         private(&scratch)?;
@@ -61,7 +61,7 @@ impl<'a> Writer<'a> {
         self.store
     }
 
-    /// A fresh directory that goes with us.
+    /// A new directory, which is removed with this writer.
     pub fn scratch(&self) -> Result<PathBuf, ImageError> {
         let path = self.scratch.join(process::random_name());
         fs::create_dir(&path).map_err(ImageError::file(&path))?;
@@ -72,12 +72,12 @@ impl<'a> Writer<'a> {
         fs::metadata(self.store.blob_path(digest)).ok().map(|found| found.len())
     }
 
-    /// Where a download goes on that was cut off.
+    /// The file in which an interrupted download is continued.
     pub(crate) fn partial(&self, digest: &OciDigest) -> PathBuf {
         self.store.directory.join("partial").join(digest.hex())
     }
 
-    /// A file that is complete becomes a blob. Its content is what `digest` says: checked before.
+    /// Makes a complete file a blob. The caller has checked that it matches `digest`.
     pub(crate) fn adopt_blob(&self, file: &Path, digest: &OciDigest) -> Result<(), ImageError> {
         let failed = ImageError::file(file);
         File::open(file).and_then(|file| file.sync_all()).map_err(failed)?;
@@ -85,7 +85,7 @@ impl<'a> Writer<'a> {
         fs::rename(file, &place).map_err(ImageError::file(&place))
     }
 
-    /// A document becomes a blob.
+    /// Stores a document as a blob.
     pub(crate) fn add_document(
         &self,
         media_type: &str,
@@ -96,7 +96,7 @@ impl<'a> Writer<'a> {
         Ok(descriptor)
     }
 
-    /// Copies something and makes a blob of it, if it is what was `expected`.
+    /// Copies content to a new blob; fails if its digest is not the `expected` one.
     pub(crate) fn add_blob(
         &self,
         mut from: impl Read,
@@ -128,8 +128,8 @@ impl<'a> Writer<'a> {
         Ok((digest, bytes))
     }
 
-    /// An image whose manifest, configuration and layers are all blobs gets its root file system and
-    /// then its name.
+    /// Stores an image whose manifest, configuration and layers are all blobs: unpacks its root
+    /// file system, then writes its record.
     pub fn commit(
         &self,
         name: Name,
@@ -185,7 +185,7 @@ impl<'a> Writer<'a> {
         Ok(image)
     }
 
-    /// Another name for an image.
+    /// Stores an image under another name.
     pub fn rename(&self, image: &Image, name: Name) -> Result<Image, ImageError> {
         let renamed = Image { name, added_ms: now_ms(), ..image.clone() };
         self.put_record(&renamed)?;
@@ -210,7 +210,7 @@ impl<'a> Writer<'a> {
         let written = File::create_new(&fresh)
             .and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()));
         written.map_err(ImageError::file(&fresh))?;
-        // What it names must be on the disk before it is.
+        // Everything that the record refers to must be on the disk before the record is.
         for directory in ["blobs", "roots"] {
             let directory = self.store.directory.join(directory);
             rootfs::sync_directory(&directory).map_err(ImageError::file(&directory))?;
@@ -248,7 +248,7 @@ impl<'a> Writer<'a> {
         Ok((blobs, roots))
     }
 
-    /// Removes what was left behind by those who were killed, and roots whose sandboxes have ended.
+    /// Removes files that killed processes left, and roots whose sandboxes have ended.
     fn sweep(&self) -> Result<(), ImageError> {
         let (blobs, roots) = self.referenced()?;
         for digest in digests_in(&self.store.roots_dir())? {
@@ -284,7 +284,7 @@ fn digests_in(directory: &Path) -> Result<Vec<OciDigest>, ImageError> {
 
 fn check_platform(config: &ImageConfig) -> Result<(), ImageError> {
     let (own, its) = (oci::this_architecture(), config.architecture.as_str());
-    // Some tools leave both out.
+    // Some tools set neither architecture nor system.
     if (its.is_empty() || its == own) && (config.os.is_empty() || config.os == "linux") {
         return Ok(());
     }
@@ -292,7 +292,7 @@ fn check_platform(config: &ImageConfig) -> Result<(), ImageError> {
     Err(ImageError::Platform { wanted: format!("linux/{own}"), has })
 }
 
-/// Separated by commas, or by spaces.
+/// Splits text at commas and spaces.
 fn words(text: &str) -> Vec<String> {
     let words = text.split([',', ' ']).map(str::trim).filter(|word| !word.is_empty());
     words.map(str::to_owned).collect()

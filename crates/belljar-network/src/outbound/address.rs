@@ -1,5 +1,5 @@
-//! Which addresses the server may connect to for others. Public addresses are allowed. Others may belong
-//! to a service that trusts this machine.
+//! Decides to which addresses the server may connect on behalf of others. Public addresses are allowed. Other addresses
+//! may belong to a service that trusts this machine.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -10,24 +10,24 @@ use belljar_sys::route::{self, Nearness};
 pub enum Reach {
     /// From the whole internet.
     Global,
-    /// From this machine or its network only; connected to where it was allowed explicitly. The kind, with
-    /// its article, for messages: "a private".
+    /// Only from this machine or its network. It is connected to only if it was allowed explicitly. The text is the
+    /// kind with its article, for messages: "a private".
     Near(&'static str),
-    /// No server can have it. The kind, as above.
+    /// No server can have it. The text is the kind, as above.
     Nowhere(&'static str),
 }
 
-/// An address that is not connected to.
+/// An address to which no connection is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefusedAddress {
-    /// With its article: "a private".
+    /// The kind with its article: "a private".
     pub kind: &'static str,
     /// Whether it can be allowed explicitly.
     pub can_be_allowed: bool,
 }
 
-/// Checks all addresses of a host. One refused address refuses the host: a name with a public and a
-/// private address is an attack (DNS rebinding). `near_allowed` decides about [`Reach::Near`].
+/// Checks all addresses of a host. One refused address refuses the host: a name with a public and a private address is
+/// an attack (DNS rebinding). `near_allowed` decides about [`Reach::Near`].
 pub fn check(
     addresses: &[SocketAddr],
     near_allowed: impl Fn(&SocketAddr) -> bool,
@@ -47,8 +47,8 @@ pub fn check(
     Ok(())
 }
 
-/// Finds public addresses that this machine has itself, or reaches without a router. Services there often
-/// trust every client, because only this machine and its network can connect.
+/// Finds public addresses that this machine itself has, or reaches without a router. Services there often trust every
+/// client, because only this machine and its network can connect.
 fn near_by_route(address: IpAddr) -> Option<&'static str> {
     let inside = match address {
         IpAddr::V4(_) => Vec::new(),
@@ -102,7 +102,7 @@ fn reach_v6(address: Ipv6Addr) -> Reach {
     match address.segments() {
         [0, 0, 0, 0, 0, 0, 0, 0] => Reach::Nowhere("an unspecified"),
         [0, 0, 0, 0, 0, 0, 0, 1] => Reach::Near("a loopback"),
-        // NAT64 with a prefix of the local network: its target is not known here.
+        // NAT64 with a prefix of the local network: the address that it translates to is not known here.
         [0x64, 0xff9b, 1, ..] => Reach::Near("a translated"),
         [0xfc00..=0xfdff, ..] => Reach::Near("a private"),
         [0xfe80..=0xfebf, ..] => Reach::Near("a link-local"),

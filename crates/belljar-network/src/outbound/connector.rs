@@ -34,11 +34,11 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Connection for T {}
 
-/// Opens connections; keeps its resolver and the certificates that it trusts.
+/// Opens connections. It has its own resolver and trusted certificates.
 #[derive(Default)]
 pub struct Connector {
     resolver: Resolver,
-    /// Loaded for the first https URL.
+    /// Loaded with the first https URL.
     tls: OnceCell<TlsConnector>,
 }
 
@@ -54,7 +54,7 @@ impl Connector {
         Connector { resolver: Resolver::new(dns), tls: OnceCell::new() }
     }
 
-    /// Answers this name with these addresses, without the hosts file and the DNS.
+    /// Resolves this name to these addresses, without the hosts file and the DNS.
     #[must_use]
     pub fn with_name(mut self, name: &str, addresses: &[IpAddr]) -> Connector {
         self.resolver = self.resolver.with_name(name, addresses);
@@ -78,7 +78,7 @@ impl Connector {
         let resolved = self.resolver.resolve(&host, url.port()).await;
         let addresses = resolved.map_err(ConnectError::Resolve)?;
         address::check(&addresses, |_| near_allowed).map_err(|refused| {
-            // The caller must not learn the addresses; the operator may need them.
+            // The caller must not learn the addresses, but the operator may need them.
             tracing::warn!(%host, ?addresses, "refused to connect to {} address", refused.kind);
             ConnectError::RefusedAddress(refused)
         })?;

@@ -60,7 +60,7 @@ impl HttpUrl {
             return Err("it begins with neither http:// nor https://");
         }
         let host = match url.host() {
-            // The parser has turned `127.1`, `0x7f000001` and the like into plain addresses.
+            // The parser has converted `127.1`, `0x7f000001` and similar forms to plain addresses.
             Some(url::Host::Ipv4(address)) => Host::Address(IpAddr::V4(address)),
             Some(url::Host::Ipv6(address)) => Host::Address(IpAddr::V6(address).to_canonical()),
             Some(url::Host::Domain(name)) => {
@@ -108,8 +108,8 @@ impl HttpUrl {
         &self.url[Position::BeforePath..Position::AfterQuery]
     }
 
-    /// The same origin with another path, and with a query if there is one. Characters that cannot stand
-    /// there are percent-encoded.
+    /// The same origin with another path and an optional query. Characters that are not allowed there are
+    /// percent-encoded.
     #[must_use]
     pub fn with_path(&self, path: &str, query: Option<&str>) -> HttpUrl {
         let mut changed = self.clone();

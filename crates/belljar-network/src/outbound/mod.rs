@@ -1,4 +1,4 @@
-//! Connections that the server opens for others: to sources of datasets, and for code in sandboxes.
+//! Connections that the server opens on behalf of others: to sources of datasets, and for code in sandboxes.
 //!
 //! A name is resolved once ([`Resolver`]), every address is checked ([`address`]), and the checked
 //! addresses are connected to. A second DNS query could return other addresses.

@@ -5,8 +5,8 @@
 //!    └─ Resolver (one per sandbox): a permit per query ─▶ hosts file ─▶ DNS ─▶ addresses
 //! ```
 //!
-//! `getaddrinfo` would block a thread of the pool that file work needs until the DNS server answers, and
-//! code in a sandbox can choose a name whose server never does. Other sources of names (LDAP, multicast
+//! `getaddrinfo` would block a thread until the DNS server answers. That thread is from the pool that file operations
+//! need, and code in a sandbox can choose a name whose server never answers. Other sources of names (LDAP, multicast
 //! DNS, `nsswitch.conf`) are not supported.
 
 use std::collections::HashMap;
@@ -35,17 +35,17 @@ const MAX_LOOKUPS: usize = 8;
 /// Timeout of one query.
 const MAX_LOOKUP: Duration = Duration::from_secs(15);
 
-/// Addresses used of one name; each is checked and may be connected to.
+/// How many addresses of one name are used; each is checked and may be connected to.
 const MAX_ADDRESSES: usize = 32;
 
 /// Responses that a resolver caches, each for its time to live.
 const CACHED: u64 = 64;
 
-/// The shortest time between two checks of the files for changes, and how much of a file is read.
+/// The shortest time between two checks of the files for changes; then the most bytes that are read of a file.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const MAX_FILE: u64 = 4 << 20;
 
-/// DNS servers in the setting.
+/// The most DNS servers in the setting.
 const MAX_SERVERS: usize = 8;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -54,7 +54,7 @@ const HOSTS: &str = "/etc/hosts";
 /// The DNS configuration of this server.
 #[derive(Debug, Default)]
 pub struct Dns {
-    /// Used instead of those in `/etc/resolv.conf`, unless empty.
+    /// Used instead of the servers in `/etc/resolv.conf`, unless empty.
     servers: Vec<SocketAddr>,
     loaded: Mutex<Option<Loaded>>,
 }
@@ -77,8 +77,8 @@ struct DnsConfig {
 }
 
 impl Dns {
-    /// Parses addresses of servers, with or without a port, separated by spaces or commas. An empty text
-    /// stands for the servers of `/etc/resolv.conf`.
+    /// Parses addresses of servers, with or without a port, separated by spaces or commas. An empty text means the
+    /// servers in `/etc/resolv.conf`.
     pub fn parse(text: &str) -> Result<Dns, String> {
         let words = text.split(|c: char| c.is_whitespace() || c == ',');
         let servers: Result<Vec<_>, String> = words
@@ -124,7 +124,7 @@ impl Dns {
         };
         options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
         options.cache_size = CACHED;
-        // `resolve` reads it before it queries the DNS.
+        // `resolve` reads the hosts file before it queries the DNS.
         options.use_hosts_file = ResolveHosts::Never;
         let mut hosts = Hosts::default();
         if let Err(error) = hosts.read_hosts_conf(&read(HOSTS)[..]) {
@@ -170,7 +170,7 @@ fn read(path: &str) -> Vec<u8> {
 }
 
 impl DnsConfig {
-    /// Addresses in the hosts file. If there are any, the DNS is not queried, as in the C library.
+    /// Addresses in the hosts file. If there are any, the DNS is not queried, like in the C library.
     fn in_hosts_file(&self, name: &Name) -> Vec<IpAddr> {
         let of = |kind| self.hosts.lookup_static_host(&Query::query(name.clone(), kind));
         let found = [RecordType::A, RecordType::AAAA].into_iter().filter_map(of);
@@ -189,7 +189,7 @@ pub struct Resolver {
     permits: Semaphore,
     /// The client, and the configuration that it was made from.
     client: Mutex<Option<(Arc<DnsConfig>, TokioResolver)>>,
-    /// Names that are answered from here, without the hosts file and the DNS.
+    /// Names that are resolved from here, without the hosts file and the DNS.
     names: HashMap<String, Vec<IpAddr>>,
 }
 
@@ -215,7 +215,7 @@ impl Resolver {
         }
     }
 
-    /// Answers this name with these addresses, without the hosts file and the DNS.
+    /// Resolves this name to these addresses, without the hosts file and the DNS.
     #[must_use]
     pub fn with_name(mut self, name: &str, addresses: &[IpAddr]) -> Resolver {
         self.names.insert(name.to_owned(), addresses.to_vec());
@@ -365,10 +365,10 @@ mod tests {
         let mut answer = question[..at + 5].to_vec();
         let code = if known { 0x80 } else { 0x83 };
         answer[2..4].copy_from_slice(&[0x81, code]);
-        // One question, and neither authorities nor more.
+        // Counts of the sections: at most one answer, no authorities, nothing additional.
         answer[6..12].copy_from_slice(&[0, u8::from(known && asks_for_v4), 0, 0, 0, 0]);
         if known && asks_for_v4 {
-            // The name above, A, IN, for a minute, four bytes.
+            // A pointer to the name above, A, IN, a TTL of a minute, four bytes.
             answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 9, 9, 9, 9]);
         }
         (name, answer)

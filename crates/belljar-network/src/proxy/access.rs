@@ -1,4 +1,4 @@
-//! What the policy of a sandbox allows: destinations, their addresses, and injected headers.
+//! Checks what the policy of a sandbox allows: destinations, their addresses, and injected headers.
 
 use std::net::SocketAddr;
 
@@ -73,7 +73,7 @@ impl Egress {
         })
     }
 
-    /// The rules of the policy, and how to allow more.
+    /// A hint that lists the rules of the policy, and says how to allow more.
     fn hint(&self, target: &Target) -> String {
         let rules: Vec<String> = self.policy.rules().take(MAX_LISTED_RULES).collect();
         let more = self.policy.rules().count().saturating_sub(MAX_LISTED_RULES);
@@ -85,7 +85,7 @@ impl Egress {
         )
     }
 
-    /// Connects to one of the addresses, which were checked.
+    /// Connects to one of the addresses, which the caller has checked.
     pub(super) async fn dial(
         &self,
         target: &Target,
@@ -131,8 +131,8 @@ impl Egress {
         self.injections(target, true).next().is_some()
     }
 
-    /// Refuses methods whose response repeats the request, injected secrets included: `TRACE` (RFC 9110, section
-    /// 9.3.8) and Microsoft's `TRACK`. Case-insensitive, as some hosts read methods.
+    /// Refuses methods whose response repeats the request, injected secrets included: `TRACE` (RFC 9110, section 9.3.8)
+    /// and Microsoft's `TRACK`. Case-insensitive, because some hosts read methods like that.
     pub(super) fn check_method(
         &self,
         method: &Method,

@@ -41,7 +41,7 @@ enum Next {
         target: Target,
         addresses: Vec<SocketAddr>,
     },
-    /// Refuse the request inside TLS, where the client shows the response.
+    /// Refuse the request inside TLS, because the client shows that response to its user.
     RefuseInside {
         target: Target,
         denial: Denial,
@@ -66,7 +66,7 @@ pub(super) async fn connect(
     let upgrade = hyper::upgrade::on(&mut request);
     let next = match egress.addresses(&target).await {
         Ok(addresses) if egress.terminates(&target) => {
-            // The requests inside are recorded instead.
+            // The requests inside the tunnel are recorded instead.
             visit.discard();
             Next::Terminate { target, addresses }
         }
@@ -134,7 +134,7 @@ async fn refuse_inside(egress: &Egress, client: Upgraded, target: &Target, denia
     let _ = timeout(egress.network.timeouts.head, serving).await;
 }
 
-/// Serves TLS as the host, and sends the requests inside to the real one.
+/// Terminates TLS in the name of the host, and sends the requests inside it to the real host.
 async fn terminate(
     egress: &Arc<Egress>,
     client: Upgraded,
@@ -214,7 +214,7 @@ async fn connect_tls(
     tls.connect(name, stream).await.map_err(failed)
 }
 
-/// Refuses a request inside TLS that is for another host than the connection.
+/// Refuses a request inside TLS if it is for another host than the connection.
 fn check_host(request: &Request<Incoming>, target: &Target) -> Result<(), Denial> {
     let status = StatusCode::MISDIRECTED_REQUEST;
     let misdirected = |why: &str| Err(Denial { status, ..Denial::malformed(why) });

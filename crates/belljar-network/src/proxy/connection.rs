@@ -54,7 +54,7 @@ pub(super) fn http1(egress: &Egress) -> http1::Builder {
     builder
 }
 
-/// Case-insensitive, as some hosts read methods.
+/// Case-insensitive, because some hosts read methods like that.
 pub(super) fn is_connect(method: &Method) -> bool {
     method.as_str().eq_ignore_ascii_case("CONNECT")
 }

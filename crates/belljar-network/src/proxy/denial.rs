@@ -14,12 +14,12 @@ pub(super) struct Denial {
     pub(super) status: StatusCode,
     pub(super) outcome: Outcome,
     pub(super) reason: String,
-    /// What to do about it, for the body of the response.
+    /// A hint what to do, for the body of the response.
     pub(super) hint: String,
 }
 
 impl Denial {
-    /// 403: it is not allowed.
+    /// 403: the request is not allowed.
     pub(super) fn refused(reason: impl Into<String>) -> Denial {
         let (status, outcome) = (StatusCode::FORBIDDEN, Outcome::Refused);
         Denial { status, outcome, reason: reason.into(), hint: String::new() }
@@ -52,7 +52,7 @@ impl Denial {
         let text = format!("belljar: {}\n{}{newline}", self.reason, self.hint);
         let mut response = Response::new(Full::from(text).map_err(|never| match never {}).boxed());
         *response.status_mut() = self.status;
-        // Clients drop the body of a response to CONNECT; pip, requests, urllib and httpx show this phrase.
+        // Clients drop the body of a response to CONNECT, but pip, requests, urllib and httpx show this phrase.
         let phrase = self.status.canonical_reason().unwrap_or("Refused");
         let phrase = format!("{phrase} by belljar: {}", self.reason);
         if let Ok(phrase) = ReasonPhrase::try_from(phrase) {
@@ -60,7 +60,7 @@ impl Denial {
         }
         let plain = HeaderValue::from_static("text/plain; charset=utf-8");
         response.headers_mut().insert(header::CONTENT_TYPE, plain);
-        // Tells clients that the response is not from the host.
+        // This header shows clients that the response is not from the host.
         let outcome = HeaderValue::from_static(self.outcome.name());
         response.headers_mut().insert(HeaderName::from_static("x-belljar-network"), outcome);
         response

@@ -1,4 +1,4 @@
-//! Requests with an absolute URL, and how any request is sent to its host.
+//! Handles requests with an absolute URL, and sends requests of any kind to their host.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -76,7 +76,7 @@ pub(super) async fn send(
     let watched = Arc::clone(&meter);
     moving.spawn(async move {
         tokio::select! {
-            // Its errors also come from `send_request` and from the body.
+            // The same errors are also returned by `send_request` and by the body.
             _ = connection => {}
             () = watched.idle_for(idle) => {}
         }
@@ -106,7 +106,7 @@ fn lost(error: &hyper::Error) -> String {
     }
 }
 
-/// The body of a response, and what must live as long.
+/// The body of a response, with the values that must live as long as the body.
 struct ForwardedBody {
     body: Incoming,
     _moving: JoinSet<()>,

@@ -7,7 +7,7 @@ use hyper::{Request, Version};
 use super::denial::Denial;
 use crate::host::Target;
 
-/// Hop-by-hop headers (RFC 9110, section 7.6.1), for one connection and not for the host.
+/// Hop-by-hop headers (RFC 9110, section 7.6.1). They are for one connection and not for the host.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     header::PROXY_AUTHENTICATE,
@@ -28,7 +28,7 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
-        // Without these it would be another request.
+        // Removing these would change the request.
         .filter(|name| *name != header::HOST && *name != header::CONTENT_LENGTH)
         .collect();
     for name in named.into_iter().chain(HOP_BY_HOP) {
@@ -36,7 +36,7 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// The request for the host, with a `Host` header and framing of our own.
+/// The request for the host, with our own `Host` header and framing.
 pub(super) fn rewrite(
     request: Request<Incoming>,
     target: &Target,
@@ -57,7 +57,7 @@ pub(super) fn rewrite(
     let host =
         HeaderValue::try_from(host).map_err(|_| Denial::malformed("its host is not valid"))?;
     parts.headers.insert(header::HOST, host);
-    // hyper has parsed the body; its length counts, and not what the header says.
+    // hyper has parsed the body. The length that hyper found is used, not the one in the header.
     match body.size_hint().exact() {
         Some(length) if length > 0 || parts.headers.contains_key(header::CONTENT_LENGTH) => {
             parts.headers.insert(header::CONTENT_LENGTH, length.into());

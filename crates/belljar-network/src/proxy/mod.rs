@@ -6,9 +6,9 @@
 //!   GET http://host/path ─────────────────▶ check ─▶ the request, without hop-by-hop headers
 //! ```
 //!
-//! Requests are parsed and written again, never copied, so the proxy and the host cannot disagree on where one
-//! ends. The URL or the `CONNECT` alone decides the destination: a different `Host` header is replaced, or
-//! refused inside TLS, where there is no URL.
+//! Requests are parsed and written again, never copied, so the proxy and the host cannot disagree on the end of a
+//! request. Only the URL or the `CONNECT` decides the destination: a different `Host` header is replaced, or refused
+//! inside TLS, where there is no URL.
 
 mod access;
 mod connect;
@@ -62,7 +62,7 @@ pub(crate) struct Egress {
     pub(crate) network: Arc<Network>,
     pub(crate) policy: Policy,
     pub(crate) traffic: Arc<Traffic>,
-    /// Its own, so that slow names of one sandbox do not delay others.
+    /// Each sandbox has its own resolver, so that slow names of one sandbox do not delay others.
     pub(crate) resolver: Resolver,
 }
 
@@ -85,12 +85,12 @@ impl Drop for Serving {
     }
 }
 
-/// Connections of one sandbox that are served at the same time. There can be more than are relayed: a client
-/// that disconnects ends its relayed connection at once, and the request to the host later.
+/// How many connections of one sandbox are served at the same time. There can be more than are relayed: when a client
+/// disconnects, its relayed connection ends at once, but the request to the host ends later.
 const MAX_SERVED: usize = 4 * MAX_STREAMS;
 
 async fn serve_all(egress: Arc<Egress>, mut connections: impl Connections) {
-    // Dropping the set ends them all.
+    // Dropping the set ends all connections.
     let mut serving = JoinSet::new();
     loop {
         tokio::select! {

@@ -10,14 +10,14 @@ use super::{Proxy, proxy};
 use crate::Policy;
 use crate::host::Target;
 
-/// The longest that anything may take here; most inputs end at once.
+/// The longest time that one input may take; most inputs end at once.
 const MOMENT: Duration = Duration::from_millis(200);
 
-/// Two heads of 64 KiB, what hyper keeps to parse them, and pipes of the test's own.
+/// Two heads of 64 KiB, the buffers of hyper to parse them, and pipes of the test itself.
 const FIXED: usize = 1 << 20;
 const PER_BYTE: usize = 8;
 
-/// In all requests and policies, and replaced by the port that the site has.
+/// A placeholder in all requests and policies, which is replaced by the port of the site.
 const PORT: &str = "12345";
 
 fn hasty(port: u16) -> Proxy {
@@ -28,14 +28,14 @@ fn hasty(port: u16) -> Proxy {
     proxy
 }
 
-/// What a client receives for this request, if the site sends this answer.
+/// Returns what a client receives for this request if the site sends this answer.
 async fn conversation(request: &[u8], answer: &[u8]) -> Vec<u8> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let site = async {
         while let Ok((mut stream, _)) = listener.accept().await {
             let mut buffer = [0; 4096];
-            // It answers without waiting for the end of the question.
+            // The site answers without waiting for the end of the request.
             if stream.read(&mut buffer).await.is_ok_and(|read| read > 0) {
                 let _ = stream.write_all(answer).await;
                 let _ = stream.shutdown().await;
@@ -99,7 +99,7 @@ fn answers() -> Vec<Vec<u8>> {
 fn run(request: &[u8], answer: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let received = runtime.block_on(conversation(request, answer));
-    // Every answer that the proxy gives begins as one.
+    // Every response of the proxy begins like an HTTP response.
     assert!(received.is_empty() || received.starts_with(b"HTTP/1."), "{}", received.escape_ascii());
 }
 

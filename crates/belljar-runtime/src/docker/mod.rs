@@ -7,8 +7,8 @@
 //!                 or, attached, through the engine
 //! ```
 //!
-//! The binary is mounted read-only into the container, so any Linux image can be used. The guest is its first process. It
-//! seals itself before anything else runs, and connects to the host's socket. [`recipe`] has what the engine is asked to
+//! The binary is mounted read-only into the container, so any Linux image can be used. The guest is its first process.
+//! It seals itself before anything else runs, and connects to the host's socket. [`recipe`] lists what the engine must
 //! enforce, [`seal`] what the guest adds.
 //!
 //! A container with its own Linux kernel (gVisor, Kata) can neither share a socket with the host nor pass descriptors: the
@@ -61,7 +61,7 @@ use recipe::{Recipe, TransportKind, labels};
 pub use seal::{Sealed, seal_guest};
 use transport::{GuestListener, Transport};
 
-/// For how long an image is not looked up again: another one may get the same name.
+/// How long a looked-up image is used without another lookup: a different image may get the same name.
 const IMAGE_FRESH: Duration = Duration::from_secs(10);
 
 /// Retry budget for removing a container.
@@ -103,7 +103,7 @@ pub struct DockerRuntime {
     owner: String,
     /// Distinguishes the containers of this process from those of earlier ones.
     instance: String,
-    /// Whether sandboxes get a zygote: it is not worth it for a sandbox of a single call.
+    /// Whether sandboxes get a zygote. It is not worth it for a sandbox of a single call.
     warm: bool,
     images: Mutex<HashMap<String, (Instant, ReadyImage)>>,
     /// Locked while an image is inspected, and prepared if necessary.
@@ -253,8 +253,8 @@ impl DockerRuntime {
         Ok(self.assemble(handle, spec.clone(), &image, link, container_handle))
     }
 
-    /// Makes a container and returns its id. If the engine hangs, this fails, and the container is removed should the engine
-    /// make it later.
+    /// Makes a container and returns its id. If the engine hangs, this fails; if the engine makes the container later,
+    /// it is removed.
     async fn make_container(
         self: &Arc<Self>,
         name: String,

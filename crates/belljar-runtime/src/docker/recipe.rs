@@ -1,4 +1,4 @@
-//! What the engine is asked to make a container of, as data.
+//! The request to the engine that makes a container, as data.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,8 @@ pub(super) mod labels {
     pub(crate) const OWNER: &str = "belljar.owner";
     pub(crate) const NAME: &str = "belljar.name";
     pub(crate) const NONCE: &str = "belljar.nonce";
-    /// The [`TransportKind`](super::TransportKind). Running containers bear this name of the label.
+    /// The [`TransportKind`](super::TransportKind). The label keeps its old name, because running containers
+    /// have it.
     pub(crate) const TRANSPORT: &str = "belljar.door";
 }
 
@@ -146,7 +147,7 @@ impl Recipe<'_> {
             env: Some(Vec::new()),
             working_dir: Some(paths::SESSION.to_owned()),
             labels: Some(own.into_iter().chain(self.spec.labels.clone()).collect()),
-            // The guest has nothing to clean up, and as PID 1 it ignores other signals.
+            // The guest has nothing to clean up. As PID 1 it ignores other signals.
             stop_signal: Some("SIGKILL".to_owned()),
             open_stdin: Some(attached),
             attach_stdin: Some(attached),

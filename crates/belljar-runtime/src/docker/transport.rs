@@ -31,9 +31,9 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The directory with the socket of one container, below a directory that only the server can enter. Removed when dropped.
 ///
-/// The container's user must be able to use the socket, whatever its id on this machine. So the directory and the socket are
-/// open to all, and the directory above keeps others out: the engine mounts this one into the container without passing
-/// through the one above.
+/// The container's user must be able to use the socket with any id on this machine. So the directory and the socket are
+/// open to all users. The directory above keeps other users out; the engine mounts this one into the container, which
+/// needs no access to the one above.
 #[derive(Debug)]
 pub(super) struct Transport {
     directory: PathBuf,
@@ -121,8 +121,9 @@ impl Drop for GuestListener {
     }
 }
 
-/// Whether the connected process is the container's first. Linux reports 0 for processes outside of our PID namespace, which
-/// happens if the server runs in a container itself. Then the directory, and after the first connection the nonce, must do.
+/// Whether the connected process is the container's first. Linux reports 0 for processes outside of our PID namespace,
+/// which happens if the server runs in a container itself. Then only the directory and, after the first connection, the
+/// nonce protect the host.
 fn is_guest(peer: i32, pid: u32) -> bool {
     peer == 0 || u32::try_from(peer) == Ok(pid)
 }
@@ -239,7 +240,7 @@ mod tests {
                 send(&stranger, b"more", &make());
                 stranger
             };
-            // A stranger with the right hello, one with a wrong hello, and then the guest.
+            // Another process with the right hello, one with a wrong hello, and then the guest.
             let strangers = [come(&handshake::guest_hello("nonce")), come(&[1; GUEST_HELLO_SIZE])];
             let mut guest = StdStream::connect(&socket).unwrap();
             io::Write::write_all(&mut guest, &handshake::guest_hello("nonce")).unwrap();

@@ -53,8 +53,8 @@ pub struct Python {
 pub const INSIDE: &str = "inside";
 
 impl Python {
-    /// Whether the interpreter is mounted at a path of its own. One below `/usr` is there anyway; any other may be in a home
-    /// directory, whose path must not be visible.
+    /// Whether the interpreter is mounted at a separate path. One below `/usr` is visible anyway; any other may be in a
+    /// home directory, whose path must not be visible.
     #[must_use]
     pub fn is_relocated(&self) -> bool {
         !self.base_prefix.starts_with("/usr")

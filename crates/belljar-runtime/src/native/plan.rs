@@ -12,7 +12,8 @@ use crate::volume::VolumeMount;
 
 const HOSTNAME: &str = "belljar";
 
-/// Enough for any program that does not leak, and small enough that one sandbox cannot exhaust the machine's file table.
+/// The most open files of a process: enough for any program that does not leak, and so few that one sandbox cannot
+/// exhaust the machine's file table.
 const MAX_OPEN_FILES: u64 = 4096;
 
 /// A sandbox needs a few terminals.
@@ -88,8 +89,8 @@ pub(crate) fn sandbox(
     );
     steps.extend(PROC_SEALED.map(|name| Step::Seal { path: inside("/proc").join(name) }));
 
-    // Joining waits for a grace period of Linux, which the server has started: the later, the shorter. Nothing large was made
-    // before; everything that follows is charged to the cgroup.
+    // Joining waits for a grace period of Linux, which the server has started already: the later the join, the shorter
+    // the wait. Nothing large was allocated before; everything that follows is charged to the cgroup.
     steps.extend((0..fds.cgroups).map(|n| Step::JoinCgroup { procs: FdIndex(n) }));
     steps.push(Step::HideCgroupPath);
 

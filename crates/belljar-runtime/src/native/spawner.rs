@@ -125,7 +125,7 @@ impl Spawner {
             .spawn()
             .map_err(RuntimeError::StartSpawner)?;
         let spawner = Spawner { process, socket: ours };
-        // Sandboxes inherit it. Without the right to set it, they run all the same.
+        // Sandboxes inherit this setting. Without the right to set it, they work too.
         let _ = process::prefer_as_oom_victim(spawner.process.id());
         match spawner.receive()? {
             (SpawnerReply::Unshared, _) => {}
@@ -485,7 +485,7 @@ fn start(
     }
 }
 
-/// If the spawner dies before the ids are mapped, the child must not go on.
+/// Waits until the ids are mapped. If the spawner dies before that, the child must not go on.
 fn wait_for_go(go: io::PipeReader) -> io::Result<()> {
     let mut byte = [0];
     io::Read::read_exact(&mut &go, &mut byte)

@@ -43,12 +43,12 @@ pub enum Gap {
         text: String,
         instead: Vec<Step>,
     },
-    /// The same in the assembly of the image's root.
+    /// The same for a step that assembles the image's root.
     ImageStep {
         text: String,
         instead: Vec<Step>,
     },
-    /// What is mounted here lacks this restriction.
+    /// A mount at this path lacks this restriction.
     Mount {
         target: PathBuf,
         option: MountOption,
@@ -74,12 +74,12 @@ pub enum MountOption {
 const MOUNT_OPTIONS: [MountOption; 4] =
     [MountOption::ReadOnly, MountOption::NoExec, MountOption::NoDevices, MountOption::NoSetUserId];
 
-/// A wall whose absence no attack can notice, because another stops the same.
+/// A wall whose absence no attack can notice, because another wall stops the same attacks.
 #[derive(Debug)]
 pub struct Backed {
     pub wall: &'static str,
-    /// The wall that stops the same. Without both, an attack must succeed. If there is none, `why` says why that cannot be
-    /// shown.
+    /// The wall that stops the same attacks. Without both, an attack must succeed. If there is none, `why` says why
+    /// that cannot be shown.
     pub by: Option<&'static str>,
     pub why: &'static str,
 }
@@ -185,7 +185,7 @@ fn gaps_in(step: &Step) -> Vec<(String, Gap)> {
     };
     let missing = || vec![replaced(&inside(&step.to_string()), Vec::new())];
     match step {
-        // No walls: without them a sandbox works less well, and is as safe.
+        // Not walls: without these steps a sandbox works less well, but is as safe.
         Step::SetIds { uid: 0, .. }
         | Step::LoopbackUp
         | Step::MakeDir { .. }
@@ -240,7 +240,7 @@ fn gaps_in(step: &Step) -> Vec<(String, Gap)> {
     }
 }
 
-/// A step's text with the paths that things have inside.
+/// A step's text with paths as they are inside the sandbox.
 fn inside(text: &str) -> String {
     let root = format!("{STAGE}/root");
     let image = format!("{STAGE}/image");
@@ -337,7 +337,8 @@ fn without(mut plan: Plan, gap: &Gap) -> Plan {
             plan.namespaces.retain(|kept| kept != namespace);
             match namespace {
                 Namespace::User => plan.ids = None,
-                // What only the owner of such a namespace may do would keep it from being made at all.
+                // Only the owner of such a namespace may carry out these steps. They would fail, and no sandbox would
+                // be made.
                 Namespace::Net => plan.steps.retain(|step| *step != Step::LoopbackUp),
                 Namespace::Uts => {
                     plan.steps.retain(|step| !matches!(step, Step::SetHostname { .. }));

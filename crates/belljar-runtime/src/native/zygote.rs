@@ -235,7 +235,7 @@ impl Keeper {
         Keeper { current, task }
     }
 
-    /// Stops making it. Afterwards the sandbox for it is gone.
+    /// Stops making the zygote. When this returns, the sandbox for it is gone.
     pub(crate) async fn stop(&self) {
         self.task.abort();
         let stopped = async {

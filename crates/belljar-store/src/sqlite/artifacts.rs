@@ -259,7 +259,7 @@ impl ArtifactCatalog for SqliteCatalog {
     }
 }
 
-/// Adds one, or returns why it was not added.
+/// Adds one artifact, or returns the reason why it was not added.
 fn add_one(
     connection: &Connection,
     row: &ArtifactRow,
@@ -287,7 +287,7 @@ fn add_one(
     ])?;
     let too_much =
         before.into_iter().find_map(|(whose, there, most)| most.refuses(whose, there, row.size));
-    // One that was there already takes no room.
+    // An artifact that existed already takes no additional room.
     let refused = too_much.filter(|_| added > 0);
     if refused.is_some() {
         connection.prepare_cached("DELETE FROM artifacts WHERE id = ?1")?.execute([&row.id])?;

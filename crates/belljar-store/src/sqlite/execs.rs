@@ -10,23 +10,23 @@ use crate::{
     StoreError, status_name,
 };
 
-/// Finished executions that are kept per session.
+/// How many finished executions are kept per session.
 const KEPT_EXECS: u64 = 100;
 
-/// Bytes of code and transcripts that are kept per session.
+/// How many bytes of code and transcripts are kept per session.
 const KEPT_BYTES: i64 = 64 * 1024 * 1024;
 
-/// The oldest executions of a session are deleted after every so many.
+/// The oldest executions of a session are deleted each time after this many executions.
 const PRUNE_EVERY: u64 = 50;
 
-/// Bytes of code and transcripts after which a page ends, so that it takes a bounded amount of
-/// memory. The last execution may exceed it.
+/// A page ends after this many bytes of code and transcripts, so that its memory is bounded. The
+/// last execution may exceed it.
 const PAGE_BYTES: usize = 8 * 1024 * 1024;
 
 const COLUMNS: &str =
     "session, id, number, request, code, accepted_ms, ended_ms, status, transcript";
 
-/// The bytes of an execution, which SQLite knows without reading them.
+/// The bytes of an execution. SQLite knows them without reading the content.
 const BYTES: &str = "length(code) + coalesce(length(transcript), 0)";
 
 #[async_trait]
@@ -181,7 +181,7 @@ fn query(filter: ExecFilter, columns: &str) -> String {
     )
 }
 
-/// SQLite's numbers end at `i64::MAX`, and no execution has such a number.
+/// The highest number in SQLite is `i64::MAX`, and no execution has such a number.
 fn bound(filter: ExecFilter) -> Option<i64> {
     filter.beyond.map(|number| i64::try_from(number).unwrap_or(i64::MAX))
 }

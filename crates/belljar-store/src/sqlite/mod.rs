@@ -150,7 +150,7 @@ mod tests {
                 c.execute("INSERT INTO meta (name, value) VALUES (?1, '')", [name])
             })
         };
-        // Alone, together with another, and while the store is closed.
+        // One write alone, two writes together, and writes while the store is closed.
         add("a", Durability::Soon).await.unwrap();
         let (soon, now) = tokio::join!(add("b", Durability::Soon), add("c", Durability::Process));
         soon.unwrap();
@@ -178,7 +178,7 @@ mod tests {
         store.check().await.unwrap();
     }
 
-    /// Work that takes all of tokio's blocking threads does not delay the database.
+    /// Work that occupies all blocking threads of tokio does not delay the database.
     #[test]
     fn it_needs_no_thread_of_the_runtime() {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -218,7 +218,8 @@ mod tests {
         store.read(|c| c.query_row("SELECT 1", [], |_| Ok(()))).await.unwrap();
     }
 
-    /// While it stays locked, the first write waits a while and the next ones fail soon.
+    /// While the database stays locked, the first write waits for a while and the next ones fail
+    /// soon.
     #[tokio::test]
     async fn writes_to_a_database_that_stays_locked_fail_soon() {
         let directory = tempfile::tempdir().unwrap();

@@ -8,16 +8,15 @@ use rusqlite::{Connection, OpenFlags};
 use super::database::BUSY_TIMEOUT;
 use crate::StoreError;
 
-/// What a database must look like.
+/// The schema of a database.
 pub(super) struct Schema {
     /// Identifies files with this schema, also for `file(1)`.
     pub(super) application_id: i32,
-    /// Each step brings a database from the version of its index to the next. A released step is
-    /// never changed.
+    /// Step `n` migrates a database from version `n` to the next. A released step is never changed.
     pub(super) migrations: &'static [&'static str],
-    /// Adds the first rows of a new database.
+    /// Adds the initial rows of a new database.
     pub(super) first_rows: fn(&Connection) -> rusqlite::Result<()>,
-    /// What is lost with the file, for error messages.
+    /// The data that is lost if the file is lost, for error messages.
     pub(super) holds: &'static str,
 }
 
@@ -34,11 +33,11 @@ pub(super) const STORE: Schema = Schema {
     holds: "sessions, volumes, keys and usage",
 };
 
-/// Pages kept in memory, in KiB, which SQLite takes as a negative number. Most writes change pages
-/// that were changed a moment ago.
+/// The size of the page cache. SQLite takes a size in KiB as a negative number. Most writes change pages that were
+/// changed a moment ago.
 const CACHE_KIB: i64 = -8 * 1024;
 
-/// Larger databases are not checked at every start, which would take too long.
+/// Larger databases are not checked at every start, because it would take too long.
 const CHECK_UP_TO_BYTES: u64 = 64 * 1024 * 1024;
 
 const MIGRATIONS: [&str; 3] = [
@@ -141,9 +140,9 @@ const MIGRATIONS: [&str; 3] = [
 ];
 
 impl Schema {
-    /// Makes a new database beside its final place and moves it there when it is complete. So a file
-    /// at that place that is empty or broken was damaged, and is not replaced. Of several processes
-    /// that start at the same time, one makes the database and the others use it.
+    /// Creates a new database under another name and moves it to `path` when it is complete. So an empty or broken file
+    /// at `path` was damaged, and is not replaced. If several processes start at the same time, one creates the
+    /// database and the others use it.
     pub(super) fn create_if_absent(&self, path: &Path) -> Result<(), StoreError> {
         if path.exists() {
             return Ok(());
@@ -170,7 +169,7 @@ impl Schema {
             (self.first_rows)(&connection)
         };
         make().map_err(opened)?;
-        // It holds users' code. The files that SQLite puts beside it get the same mode.
+        // The database holds users' code. The files that SQLite creates beside it get the same mode.
         std::fs::set_permissions(fresh, std::fs::Permissions::from_mode(0o600))
             .map_err(|cause| StoreError::StateDir { path: path.into(), cause })?;
         connection.close().map_err(|(_, cause)| opened(cause))
@@ -187,7 +186,7 @@ impl Schema {
             connection.pragma_update(None, "journal_mode", "WAL")?;
             connection.pragma_update(None, "synchronous", "FULL")?;
             connection.pragma_update(None, "cache_size", CACHE_KIB)?;
-            // A separate thread does that.
+            // A separate thread makes the checkpoints of the WAL.
             connection.pragma_update(None, "wal_autocheckpoint", 0)?;
             self.migrate(&connection, version)
         };
@@ -195,7 +194,7 @@ impl Schema {
         Ok(connection)
     }
 
-    /// The version of a database that has this schema and is not damaged.
+    /// Returns the version of the database. Fails if it is damaged or has another schema.
     fn inspect(
         &self,
         connection: &Connection,

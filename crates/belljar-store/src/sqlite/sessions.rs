@@ -12,7 +12,7 @@ use crate::{
 const COLUMNS: &str = "id, tenant, key, phase, spec, handle, created_ms, used_ms, expires_ms, \
                        ended_ms, ended_because";
 
-/// The number of the last execution. Old executions are deleted, so a count would be too low.
+/// The number of the last execution. A count would be too low, because old executions are deleted.
 const EXECS: &str = "(SELECT coalesce(max(number), 0) FROM execs WHERE session = sessions.id)";
 
 #[async_trait]

@@ -6,7 +6,7 @@ use rusqlite::{Row, params};
 use super::SqliteStore;
 use crate::{Durability, STATUSES, StoreError, UsageDelta, UsageRecords, UsageRow, status_name};
 
-/// Adds to a row, or makes it.
+/// Adds to a row, or creates it.
 const ADD: &str = "INSERT INTO usage (tenant, day, sessions, runs, ok, error, timeout, interrupted,
          crashed, oom, cpu_us, memory_mib_ms, bytes_in, bytes_out)
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)

@@ -13,11 +13,11 @@ use crate::{
     VolumeQuota, VolumeRecords, VolumeRetired, VolumeRow, VolumeUser, VolumesLeft,
 };
 
-/// The tenant and volumes of each run, by the run's id. Jobs of the writer change and read it, so
-/// that it changes in one order with the table.
+/// The tenant and volumes of each run, by the run's id. Jobs of the writer add to it and read it, so
+/// that its changes have the same order as those of the table.
 pub(super) type RunVolumes = Arc<Mutex<HashMap<String, (String, AskedVolumes)>>>;
 
-/// How far a volume has come; only those that are ready can be used.
+/// The state of a volume. Only ready volumes can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum VolumeState {
     Making,
@@ -180,7 +180,8 @@ impl VolumeRecords for SqliteStore {
         run: &str,
     ) -> Result<Result<(Vec<VolumeRow>, VolumeHold), VolumeName>, StoreError> {
         let (tenant, id, runs) = (tenant.to_owned(), run.to_owned(), Arc::clone(&self.runs));
-        // A write: it must not happen between the look and the update of a volume that is retired.
+        // This is a write, so that it cannot run between the check and the update when a volume is
+        // retired.
         self.write(Durability::Process, move |connection| {
             Ok(all_asked(connection, &tenant, &asked)?.map(|rows| {
                 lock(&runs).insert(id.clone(), (tenant, asked));

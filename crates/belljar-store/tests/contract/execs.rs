@@ -100,7 +100,7 @@ pub(crate) async fn pages_go_in_both_directions(backend: &impl Backend) {
     assert_eq!(store.execs_bytes("s", page(false, None)).await.unwrap(), 10);
 }
 
-/// Each has 5 MiB, and a page ends after 8.
+/// Each execution has 5 MiB, and a page ends after 8 MiB.
 pub(crate) async fn a_page_of_large_executions_ends_early(backend: &impl Backend) {
     let store = backend.store();
     add(&*store, 1..=3).await;
@@ -112,7 +112,7 @@ pub(crate) async fn a_page_of_large_executions_ends_early(backend: &impl Backend
     assert_eq!(bytes, 2 * ((5 << 20) + 5));
 }
 
-/// The oldest go after every 50th: by number, and by size.
+/// The oldest executions are deleted after every 50th one, by number and by size.
 pub(crate) async fn old_executions_are_pruned(backend: &impl Backend) {
     let store = backend.store();
     add(&*store, 1..=150).await;

@@ -3,7 +3,7 @@
 /// `AUDIT_ARCH_AARCH64`: what seccomp sees in `seccomp_data.arch` for native calls.
 pub(crate) const AUDIT_ARCH: u32 = 0xc000_00b7;
 
-/// No second ABI hides behind this audit number.
+/// No other ABI shares this audit number.
 pub(crate) const FOREIGN_ABI_BIT: Option<u32> = None;
 
 pub(crate) const TARGET: seccompiler::TargetArch = seccompiler::TargetArch::aarch64;

@@ -1,4 +1,4 @@
-//! What differs between processor architectures: numbers of system calls and the audit number.
+//! The differences between processor architectures: numbers of system calls and the audit number.
 //!
 //! Both tables are always compiled, so that a name in the seccomp policy is checked against both
 //! wherever the tests run. A new architecture is one more file here.

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// What a sandbox may use.
+/// The limits of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes, swap included.
@@ -49,7 +49,7 @@ impl Layout {
             let (Some(path), Some(kind)) = (left.split(' ').nth(4), right.split(' ').next()) else {
                 continue;
             };
-            // The first mount of a tree wins; later ones are copies elsewhere.
+            // The first mount of a tree counts; later ones are copies elsewhere.
             match kind {
                 "cgroup2" if unified.is_none() => unified = Some(PathBuf::from(path)),
                 "cgroup" => {
@@ -70,10 +70,10 @@ impl Layout {
         }
     }
 
-    /// Where a process is, by its `/proc/PID/cgroup`, in each of the trees.
+    /// The cgroup of a process in each of the trees, from its `/proc/PID/cgroup`.
     #[must_use]
     pub fn directories_of(&self, cgroups: &str) -> Vec<PathBuf> {
-        // 4:memory:/docker/0f3c or, of the unified tree, 0::/system.slice/docker-0f3c.scope
+        // 4:memory:/docker/0f3c or, for the unified tree, 0::/system.slice/docker-0f3c.scope
         let places: Vec<(&str, &str)> = cgroups
             .lines()
             .filter_map(|line| {
@@ -108,7 +108,7 @@ impl Layout {
         }
     }
 
-    /// The roots of all trees a sandbox is put into, each with the controllers that live there.
+    /// The roots of all trees that a sandbox is put into, each with its controllers.
     pub(super) fn trees(&self) -> Vec<(PathBuf, Vec<&'static str>)> {
         match self {
             Layout::Unified { root } => vec![(root.clone(), CONTROLLERS.to_vec())],
@@ -142,7 +142,7 @@ impl Layout {
             }
             (Layout::Legacy { .. }, "memory") => vec![
                 Setting::must("memory.limit_in_bytes", memory.clone()),
-                // Only where the kernel accounts for swap; memory and swap together.
+                // Memory and swap together. Exists only if Linux accounts for swap.
                 Setting::if_there("memory.memsw.limit_in_bytes", memory),
             ],
             (Layout::Legacy { .. }, "cpu") => vec![
@@ -173,13 +173,13 @@ impl Setting {
     }
 }
 
-/// How often the kernel killed for memory, from `memory.events` (v2) or `memory.oom_control` (v1).
+/// How many processes Linux killed for memory, from `memory.events` (v2) or `memory.oom_control` (v1).
 #[must_use]
 pub fn parse_oom_kills(text: &str) -> u64 {
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Bytes of files on disk that are in memory, from `memory.stat`; those of a tmpfs are not among them.
+/// Bytes of the page cache for files on disk, from `memory.stat`. Files of a tmpfs are not included.
 pub(super) fn parse_cached_files(text: &str) -> u64 {
     let field = |name: &str| {
         text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())

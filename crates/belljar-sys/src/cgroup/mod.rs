@@ -358,7 +358,7 @@ impl Meters {
     /// Microseconds of processor time that its processes have used.
     #[must_use]
     pub fn cpu_used_us(&self) -> Option<u64> {
-        // The unified hierarchy counts even if the controllers are elsewhere.
+        // The unified hierarchy counts processor time even if the controllers are in other hierarchies.
         let field = |line: &str| line.strip_prefix("usage_usec ")?.trim().parse().ok();
         self.directories.iter().find_map(|directory| {
             let text = fs::read_to_string(directory.join("cpu.stat")).ok()?;
@@ -449,7 +449,7 @@ mod tests {
         let name = format!("belljar-test-{}", crate::process::random_name());
         let parent = Parent::prepare(&name, true).unwrap();
         let limits = Limits { memory: 64 << 20, millicpus: 1000, pids: 10 };
-        // In the last tree: what was made in the others before is removed again.
+        // The name is taken in the last tree: what was made in the other trees is removed again.
         let stranger = parent.directories.last().unwrap().0.join("taken");
         fs::create_dir(&stranger).unwrap();
         let refused = parent.create("taken", &limits).unwrap_err();

@@ -21,10 +21,10 @@ use super::{
 pub struct Kept {
     pub pid: u32,
     pub keeper: u32,
-    /// Delivers how the command ended ([`read_ended`]). The keeper ends when this is closed, and what is left becomes
-    /// children of PID 1.
+    /// Delivers how the command ended ([`read_ended`]). The keeper ends when this is closed, and the processes that
+    /// are left become children of PID 1.
     pub leash: UnixStream,
-    /// Where Linux lets no keeper adopt orphans: a mark in the environment of everything that the command starts,
+    /// Only where keepers cannot adopt orphans: a mark in the environment of everything that the command starts,
     /// unless a program removes it.
     pub mark: Option<String>,
 }
@@ -84,10 +84,10 @@ pub fn spawn_kept(command: &Command<'_>) -> io::Result<Kept> {
     }
 }
 
-/// Marks under which keeper a process began, where keepers cannot adopt.
+/// A variable that shows under which keeper a process began, where keepers cannot adopt orphans.
 const KEEPER_VARIABLE: &str = "BELLJAR_KEEPER";
 
-/// Whether the kernel supports that a process adopts the orphans below it. Older versions of gVisor do not.
+/// Whether a process can adopt the orphans below it. Older versions of gVisor do not support that.
 fn adopts_orphans() -> bool {
     let mut answer: libc::c_int = 0;
     // SAFETY: the kernel writes one integer, and `answer` is a live integer.
@@ -157,7 +157,7 @@ fn keep(command: &Command<'_>, failed: OwnedFd, leash: OwnedFd) -> ! {
             Err(_) => exit_now(1),
         }
     }
-    // Wait until the parent closes the leash: it may first want to end what is still below us.
+    // Wait until the parent closes the leash: before that it may want to end the processes below us.
     let _ = rustix::io::retry_on_intr(|| rustix::io::read(&leash, &mut [0u8; 1]));
     exit_now(0);
 }

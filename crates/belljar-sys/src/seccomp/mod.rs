@@ -1,9 +1,9 @@
-//! Turns the [`policy`] into a program for the kernel's seccomp machine.
+//! Turns the [`policy`] into a seccomp program for Linux.
 //!
-//! The program has two parts. A short prelude of our own kills foreign ABIs (another audit
-//! architecture; x32, which shares x86_64's number and which seccompiler does not look for) and
-//! answers ENOSYS to calls that programs have a fallback for and to calls newer than our tables.
-//! The allow-list itself is compiled by seccompiler and answers EPERM to the rest.
+//! The program has two parts. Our own short prelude kills processes that use a foreign ABI: another audit architecture,
+//! or x32, which shares the audit number of x86_64 and which seccompiler does not check. It also answers ENOSYS to
+//! calls for which programs have a fallback, and to calls newer than our tables. The second part is the allow-list,
+//! compiled by seccompiler, which answers EPERM to the rest.
 
 mod policy;
 
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
     use crate::arch::{aarch64, x86_64};
 
-    /// Runs the program as the kernel would, for one system call.
+    /// Runs the program as Linux would, for one system call.
     fn verdict(arch: u32, nr: i64, args: [u64; 6]) -> u32 {
         let mut data = Vec::new();
         data.extend(u32::try_from(nr).unwrap().to_ne_bytes());

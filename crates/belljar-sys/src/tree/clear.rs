@@ -22,7 +22,7 @@ pub fn clear(root: &Path) -> io::Result<()> {
             if directory {
                 flatten(&root, &name)?;
                 match rustix::fs::unlinkat(&root, &name[..], AtFlags::REMOVEDIR) {
-                    // It has more entries than were read at once, and gets another turn.
+                    // It has more entries than were read at once, and is read again.
                     Err(Errno::NOTEMPTY | Errno::EXIST) => {}
                     removed => removed?,
                 }
@@ -105,7 +105,7 @@ mod tests {
         symlink(directory.path(), root.join("link")).unwrap();
         symlink(directory.path().join("outside"), root.join("a/link")).unwrap();
         fs::set_permissions(root.join("a/b"), fs::Permissions::from_mode(0o000)).unwrap();
-        // Deeper than any path may be long.
+        // Deeper than the longest possible path.
         let flags = directory_flags();
         let mut at = rustix::fs::openat(CWD, &root, flags, Mode::empty()).unwrap();
         for _ in 0..3000 {

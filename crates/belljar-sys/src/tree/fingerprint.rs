@@ -136,7 +136,7 @@ mod tests {
         assert!(first.is_some() && first != of(dir.path()));
     }
 
-    /// Every execution pays this, also those that leave nothing.
+    /// Every execution takes this time, even if it leaves no files.
     #[test]
     fn an_empty_directory_costs_less_than_a_tenth_of_a_millisecond() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! Reads and writes directory trees that hostile code wrote and may be changing.
 //!
-//! Runs inside the sandbox. Every step opens relative to a descriptor and follows no link, so replacing names meanwhile leads
-//! nowhere else. Only plain files and directories are opened. Depth and number are bounded, and a walk keeps a list instead
-//! of recursing.
+//! Runs inside the sandbox. Every step opens relative to a descriptor and follows no link, so a name that is replaced
+//! meanwhile cannot lead elsewhere. Only plain files and directories are opened. Depth and number are bounded, and a
+//! walk keeps a list instead of recursing.
 
 mod clear;
 mod create;
@@ -142,8 +142,8 @@ fn walk(
     max_depth: u32,
     mut visit: impl FnMut(Vec<u8>, Found) -> ControlFlow<()>,
 ) -> ControlFlow<()> {
-    // Directories still to be read, by path from the root: holding paths instead of descriptors
-    // keeps a wide tree from eating all of them, and openat2 keeps the paths below the root.
+    // Directories still to be read, by path from the root. Paths, because a wide tree would use up all descriptors.
+    // openat2 keeps the paths below the root.
     let mut waiting: Vec<(Vec<u8>, u32)> = vec![(Vec::new(), 0)];
     while let Some((directory, depth)) = waiting.pop() {
         let opened = if directory.is_empty() {
@@ -370,7 +370,7 @@ mod tests {
         fs::write(root.join("a/b/file"), "").unwrap();
         fs::create_dir(root.join("c")).unwrap();
         symlink(dir.path(), root.join("c/link")).unwrap();
-        // Deeper than any path may be long.
+        // Deeper than the longest possible path.
         let open = |parent: &OwnedFd, name: &str| {
             rustix::fs::openat(parent, name, directory_flags(), Mode::empty()).unwrap()
         };

@@ -22,15 +22,16 @@ impl Root {
     }
 }
 
-/// Whether a process has this file, which we opened for reading, open or mapped for writing. Also false if Linux does not
-/// tell: for files of other users, and on some file systems.
+/// Whether a process has this file, which we opened for reading, open or mapped for writing. Also false if Linux does
+/// not report it: for files of other users, and on some file systems.
 #[must_use]
 pub fn is_being_written(file: impl AsFd) -> bool {
     // Linux grants a lease for reading only while there is no writer.
     is_lease_refused(file, libc::F_RDLCK)
 }
 
-/// Whether another descriptor of this file is open, mapped, or queued in a socket. Also false if Linux does not tell.
+/// Whether another descriptor of this file is open, mapped, or queued in a socket. Also false if Linux does not report
+/// it.
 #[must_use]
 pub fn is_open_elsewhere(file: impl AsFd) -> bool {
     // A lease for writing is granted only if no other descriptor is open.
@@ -167,7 +168,7 @@ mod tests {
         assert!(!is_open());
     }
 
-    /// Would the signal for a broken lease reach us, this process would end.
+    /// If the signal for a broken lease reached us, this process would end.
     #[test]
     fn a_writer_that_breaks_the_lease_does_not_end_this_process() {
         let dir = tempfile::tempdir().unwrap();

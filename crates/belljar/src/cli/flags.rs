@@ -16,7 +16,7 @@ pub(crate) struct ServerFlags {
 }
 
 impl ServerFlags {
-    /// The flag as the setting that it stands for.
+    /// The flag as the setting that it corresponds to.
     pub(crate) fn settings(&self) -> Vec<(&'static str, String)> {
         self.url.iter().map(|url| ("BELLJAR_URL", url.clone())).collect()
     }

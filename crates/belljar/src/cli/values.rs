@@ -1,4 +1,4 @@
-//! Values of flags: from text to what they mean.
+//! Parses the values of flags.
 
 use belljar_engine::exec::timeout_ms;
 use belljar_engine::size;
@@ -48,7 +48,7 @@ pub(crate) fn parse_day(text: &str) -> Result<String, String> {
     is_day.then(|| text.to_owned()).ok_or_else(|| "expected a day such as 2026-01-31".to_owned())
 }
 
-/// `NAME`, `NAME:rw` or `NAME:ro`; what may be a name is for the server to say.
+/// Parses `NAME`, `NAME:rw` or `NAME:ro`. The server checks whether the name is valid.
 pub(crate) fn parse_volume(text: &str) -> Result<(String, String), String> {
     let (name, mode) = text.split_once(':').unwrap_or((text, "rw"));
     match mode {

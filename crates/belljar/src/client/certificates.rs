@@ -22,7 +22,7 @@ use tokio_rustls::rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
 
-/// The configuration for a server with TLS, or, without certificates, for one that has none.
+/// The TLS configuration of the client. For a server without TLS, it has no certificates.
 pub(super) fn tls_config(is_tls: bool) -> Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -109,7 +109,7 @@ impl ServerCertVerifier for SelfSigned {
     }
 }
 
-/// Whether the certificate was refused only because it is that of an authority.
+/// Whether the certificate was refused only because it belongs to an authority.
 fn is_authority_itself(error: &Error) -> bool {
     match error {
         Error::InvalidCertificate(CertificateError::Other(other)) => {

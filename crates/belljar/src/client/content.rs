@@ -1,4 +1,4 @@
-//! The content of a large response, as it comes.
+//! The content of a large response, read as it arrives.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use reqwest::Response;
 
 use super::ClientError;
 
-/// How long the server may send nothing; one that reads from a slow disk makes short pauses.
+/// How long the server may send nothing. A server that reads from a slow disk makes short pauses.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(45);
 
 #[derive(Debug)]

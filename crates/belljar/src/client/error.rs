@@ -1,4 +1,4 @@
-//! Errors of requests to a server, each with what to do about it.
+//! Errors of requests to a server, each with advice for the user.
 
 use std::error::Error;
 use std::io;
@@ -78,7 +78,7 @@ impl ClientError {
         }
     }
 
-    /// A request that failed before or while its response came.
+    /// The error of a request that failed before or during its response.
     pub(super) fn of_request(error: &reqwest::Error, server: &Server) -> ClientError {
         let url = server.shown().to_owned();
         if causes(error)
@@ -106,7 +106,7 @@ impl ClientError {
         }
     }
 
-    /// A connection that could not be made.
+    /// The error of a connection that could not be made.
     pub(super) fn of_io(cause: &io::Error, server: &Server) -> ClientError {
         let url = server.shown().to_owned();
         match (cause.kind(), server.socket()) {
@@ -120,13 +120,13 @@ impl ClientError {
         }
     }
 
-    /// A connection that was lost.
+    /// The error of a connection that was lost.
     pub(super) fn lost(url: &str, error: &reqwest::Error) -> ClientError {
         ClientError::Lost { url: url.to_owned(), cause: root_cause(error) }
     }
 }
 
-/// An error and its causes. [`io::Error`] hides what it wraps from `source`.
+/// An error and its causes. The `source` of an [`io::Error`] skips the error that it wraps.
 fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| {
         let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);

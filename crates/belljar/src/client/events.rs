@@ -57,7 +57,7 @@ impl Events {
 #[derive(Debug, Default)]
 struct EventText {
     bytes: Vec<u8>,
-    /// No event ends before this position, so that a large event is searched once.
+    /// No event ends before this position, so a large event is not searched from its beginning again.
     searched: usize,
 }
 

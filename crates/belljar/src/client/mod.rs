@@ -1,7 +1,7 @@
 //! The HTTP client of our own commands: JSON requests, streams of events, files both ways, WebSockets.
 //!
-//! reqwest does HTTP/1.1 over TCP, TLS or a UNIX socket. No proxy is used and no redirect followed. A request has a time
-//! limit until its response begins; a stream has none as long as something comes.
+//! reqwest does HTTP/1.1 over TCP, TLS or a UNIX socket. No proxy is used and no redirect is followed. A request has a
+//! time limit until its response begins. A stream has no time limit while data arrives.
 
 mod certificates;
 mod content;
@@ -35,16 +35,16 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a server may take to respond; creating a session on a busy machine takes a while.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The same for requests that fetch a dataset: the longest that a server gives its source is a day.
+/// The same for requests that fetch a dataset: a server waits for a source for a day at most.
 const WORK_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The largest response: all output that an execution may keep, escaped.
 const MAX_RESPONSE: usize = 1 << 30;
 
-/// How long a lost server is waited for: long enough to restart or replace it.
+/// How long to wait for a lost server: long enough to restart or replace it.
 pub(crate) const OUTAGE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Between two attempts to reach a lost server.
+/// The pause between two attempts to reach a lost server.
 pub(crate) const OUTAGE_PAUSE: Duration = Duration::from_millis(200);
 
 /// A client of one server.
@@ -101,7 +101,7 @@ impl Client {
         self.call(Method::DELETE, path, None).await
     }
 
-    /// A `POST` of work that takes the server a while.
+    /// A `POST` that takes the server long.
     pub(crate) async fn post_work(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
         let request = self.json_request(Method::POST, path, Some(body))?;
         self.value_within(WORK_TIMEOUT, request).await
@@ -131,8 +131,8 @@ impl Client {
         }
     }
 
-    /// The content of `path` from byte `from` on, if its tag is still `tag`. If not, or if a proxy ignores ranges, the
-    /// content from its beginning.
+    /// The content of `path` from byte `from` on, if its tag is still `tag`. If the tag has changed, or if a proxy
+    /// ignores ranges, the content starts at its beginning.
     pub(crate) async fn content(
         &self,
         path: &str,
@@ -228,8 +228,9 @@ impl Client {
         request.send().await.map_err(|error| self.failed(&error))
     }
 
-    /// The socket of the local server must belong to a process of the same user. reqwest does not show us its connection,
-    /// so this asks on one of its own; nobody else can replace the socket, because its directory is the user's own.
+    /// The socket of the local server must belong to a process of the same user. reqwest does not give access to its
+    /// connection, so this check makes its own. No other user can replace the socket in between, because its directory
+    /// belongs to this user.
     async fn check_peer(&self) -> Result<(), ClientError> {
         let Some(path) = self.server.own_socket() else { return Ok(()) };
         let stream = UnixStream::connect(path).await;

@@ -10,9 +10,9 @@ use crate::settings::ServerUrl;
 
 #[derive(Debug)]
 pub(super) struct Server {
-    /// What paths are appended to: the URL without a slash at its end.
+    /// The URL without a slash at its end; paths are appended to it.
     base: String,
-    /// As users write it.
+    /// The URL as users write it.
     shown: String,
     socket: Option<PathBuf>,
     /// The socket belongs to the local server of this user.

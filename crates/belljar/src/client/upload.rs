@@ -1,4 +1,4 @@
-//! Files that are sent piece by piece.
+//! Uploads of files, in pieces.
 
 use std::io;
 use std::pin::pin;
@@ -18,7 +18,7 @@ use super::{Client, ClientError, RESPONSE_TIMEOUT};
 /// How often the progress of an upload is reported.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How long a server may take to repeat why it refused an upload.
+/// How long a server may take to report again why it refused an upload.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Content that another thread reads, as fast as the server takes it.
@@ -31,7 +31,7 @@ pub(crate) struct Upload {
 }
 
 impl Upload {
-    /// With a `length`, exactly that many bytes must come.
+    /// If `length` is given, the content must have exactly that many bytes.
     pub(crate) fn new(pieces: Receiver<io::Result<Bytes>>, length: Option<u64>) -> Upload {
         Upload { pieces, length, sent: Arc::default() }
     }
@@ -51,8 +51,7 @@ impl Upload {
 }
 
 impl Client {
-    /// A `PUT` of content, with `progress` called while it is sent. There is no limit on its time as long as the server
-    /// takes some of it.
+    /// Sends content with `PUT`, and calls `progress` meanwhile. There is no time limit while the server accepts data.
     pub(crate) async fn put(
         &self,
         path: &str,
@@ -90,9 +89,9 @@ impl Client {
         })
     }
 
-    /// Why an upload was refused whose connection was lost. A server that refuses an upload responds and closes the
-    /// connection; what we are sending at that moment can destroy its response. This repeats the request without sending
-    /// any content: a server that refuses it responds, any other waits for the content.
+    /// Finds out why an upload was refused whose connection was lost. A server that refuses an upload responds and
+    /// closes the connection; data that we are sending at that moment can destroy its response. So this repeats the
+    /// request without content: a server that refuses it responds, any other server waits for the content.
     async fn refusal(&self, path: &str, length: Option<u64>) -> Option<ClientError> {
         let nothing = Body::wrap_stream(stream::pending::<io::Result<Bytes>>());
         let request = self.put_request(path, length).ok()?.body(nothing);

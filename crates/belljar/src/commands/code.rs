@@ -13,7 +13,7 @@ use belljar_runtime::languages;
 pub(super) struct GivenCode {
     pub(super) code: Vec<u8>,
     pub(super) lang: Language,
-    /// From a file: the value of its last expression is not printed.
+    /// The code is from a file: the value of its last expression is not printed.
     pub(super) is_script: bool,
 }
 

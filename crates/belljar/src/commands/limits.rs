@@ -1,4 +1,4 @@
-//! Which limits are enforced on this machine: tested once per boot, and stored. A limit that is not enforced is reported.
+//! Tests which limits this machine enforces: once per boot, with a stored result. Reports limits that are not enforced.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::logging;
 use crate::settings::Settings;
 
-/// What a verdict depends on. It is valid until one of these changes.
+/// The conditions of a verdict. It is valid until one of them changes.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Circumstances {
     boot: String,
@@ -21,9 +21,9 @@ struct Circumstances {
     uid: u32,
     cgroup_parent: String,
     backend: String,
-    /// Without cgroups there are no limits to enforce.
+    /// Whether limits are set at all: without cgroups there are none to enforce.
     sets_limits: bool,
-    /// Our own control group, which decides what is delegated to us.
+    /// Our own control group, which determines what is delegated to us.
     cgroup: String,
 }
 
@@ -33,7 +33,7 @@ struct StoredVerdicts {
     verdicts: Vec<Verdict>,
 }
 
-/// The verdicts: stored ones if they are valid, else by a test.
+/// The verdicts: the stored ones if they are valid, else those of a new test.
 pub(super) async fn verdicts(
     runtime: &Arc<dyn Runtime>,
     settings: &Settings,
@@ -58,7 +58,7 @@ pub(super) async fn test(runtime: &Arc<dyn Runtime>, settings: &Settings) -> Res
         circumstances: circumstances(&**runtime, settings),
         verdicts: verdicts.clone(),
     };
-    // A failure only costs time at the next start.
+    // If storing fails, the next start only takes longer.
     if let Ok(text) = serde_json::to_vec(&remembered) {
         let _ = fs::write(path(settings), text);
     }

@@ -66,7 +66,7 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
     carry_out(command, &flags).map_err(|error| named_as_flag(error, &flags))
 }
 
-/// Errors of settings name variables. If a flag set the value, the error names the flag instead.
+/// Errors of settings name variables. If the value came from a flag, the error names the flag instead.
 fn named_as_flag(error: anyhow::Error, flags: &[(&'static str, String)]) -> anyhow::Error {
     let text = format!("{error:#}");
     for (variable, value) in flags.iter().filter(|(_, value)| !value.is_empty()) {

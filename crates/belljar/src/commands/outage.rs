@@ -1,4 +1,4 @@
-//! Waits for a server that was lost.
+//! Waits for a lost server.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ pub(super) struct Outage {
 }
 
 impl Outage {
-    /// Pauses before the next attempt to reach the server. Fails after the timeout, and if the error is not an outage.
+    /// Pauses before the next attempt to reach the server. Fails after the timeout, or if the error is not an outage.
     pub(super) async fn endure(
         &mut self,
         error: ClientError,
@@ -35,7 +35,7 @@ impl Outage {
         Ok(())
     }
 
-    /// The server has answered again.
+    /// Called when the server answers again.
     pub(super) fn is_over(&mut self, say: impl FnOnce(&str)) {
         if self.since.take().is_some() {
             say("the server is back");

@@ -8,7 +8,7 @@ use belljar_engine::artifacts::{Artifacts, RefusedArtifact};
 use belljar_proto::exec::{Dropped, ErrorReport, Event, MimeBundle, Status};
 use serde_json::Value;
 
-/// Writes output as it comes, byte for byte.
+/// Writes output as it arrives, byte for byte.
 pub(super) fn pass_through(event: &Event, body: &[u8]) {
     match event {
         Event::Stdout => write_all(&mut io::stdout(), body),
@@ -45,7 +45,7 @@ pub(super) fn report_refused(done: &str, refused: &[RefusedArtifact]) {
     }
 }
 
-/// The end of an execution, as far as its output does not show it.
+/// The parts of an execution's end that its output does not show.
 pub(super) struct Ending<'a> {
     pub(super) status: Status,
     pub(super) reason: Option<&'a str>,
@@ -108,7 +108,7 @@ pub(super) fn plain(text: &str) -> String {
     escaped(text, |_| false)
 }
 
-/// The same for our own messages with several lines, which may contain such text.
+/// The same for our own messages, which may have several lines and contain such text.
 pub(crate) fn without_escapes(text: &str) -> String {
     escaped(text, |c| c == '\n')
 }
@@ -123,13 +123,13 @@ fn escaped(text: &str, is_kept: impl Fn(char) -> bool) -> String {
     plain
 }
 
-/// The exit status of the code as ours.
+/// Our exit status, from that of the code.
 pub(super) fn exit_code(exit_code: i32) -> ExitCode {
     // An exit status has 8 bits.
     ExitCode::from(u8::try_from(exit_code & 0xff).unwrap_or(1))
 }
 
-/// Ignores errors: the code goes on if our output was closed.
+/// Ignores errors: the code continues even if our output is closed.
 fn write_all(to: &mut impl Write, bytes: &[u8]) {
     let _ = to.write_all(bytes).and_then(|()| to.flush());
 }

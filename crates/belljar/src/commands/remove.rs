@@ -1,4 +1,4 @@
-//! Removing several things by their names.
+//! Removes several things by their names.
 
 use std::process::ExitCode;
 
@@ -8,8 +8,8 @@ use serde_json::json;
 use super::output::print_json;
 use super::{EXIT_FAILED, output};
 
-/// Removes one after another with `remove`, which returns the id of what it removed. A failure is reported and does not
-/// stop the others.
+/// Removes them one by one with `remove`, which returns the id of what it removed. A failure is reported, and the
+/// others are still removed.
 pub(super) async fn remove_each(
     names: &[String],
     as_json: bool,

@@ -1,4 +1,4 @@
-//! `belljar setup`: the Python environment of sandboxes, that of browser tasks, and a commented `.env`.
+//! `belljar setup`: creates the Python environment of sandboxes, that of browser tasks, and a commented `.env`.
 //!
 //! A new environment is built beside the current one and replaces it when it is complete, so a setup that fails changes
 //! nothing. The manifest is written last, so an interrupted first setup continues: pip keeps what it has installed.
@@ -106,7 +106,7 @@ fn browser_use(environment: &Path, python: &Interpreter, force: bool) -> Result<
     Ok(())
 }
 
-/// Facts about an interpreter, from itself.
+/// Facts about an interpreter, reported by the interpreter itself.
 #[derive(Debug, Deserialize)]
 struct Interpreter {
     executable: PathBuf,
@@ -150,7 +150,7 @@ fn inspect(python: &Path) -> Result<Interpreter> {
     Ok(found)
 }
 
-/// Builds an environment, which sandboxes see at `place`, and replaces the current one.
+/// Builds an environment, which sandboxes see at `place`, and replaces the current one with it.
 fn build(
     environment: &Path,
     place: &str,
@@ -194,7 +194,7 @@ fn build(
     Ok(())
 }
 
-/// Installs the packages into `staged`, which is to become `environment`, and prepares it for sandboxes.
+/// Installs the packages into `staged`, which will replace `environment`, and prepares it for sandboxes.
 fn install(
     staged: &Path,
     environment: &Path,
@@ -213,7 +213,7 @@ fn install(
     step("Compiling, and preparing fonts", |_| {
         // Sandboxes cannot write here, so everything is compiled and cached now.
         let mut compile = Command::new(&env_python);
-        // Without `site`, which would run code of packages (`.pth`, `sitecustomize`) with our rights.
+        // Without `site`, which would run code of packages (`.pth`, `sitecustomize`) with our privileges.
         compile.args(["-I", "-S", "-m", "compileall", "-q", "-j", "0"]).arg(staged.join("lib"));
         // Ignored: some packages contain files that cannot be compiled.
         let _ = run(&mut compile, |_| {});
@@ -237,7 +237,7 @@ fn belongs_to(environment: &Path, python: &Interpreter) -> bool {
     version == Some(&python.version) && executable.as_ref() == Some(&python.executable)
 }
 
-/// Matplotlib reads every font of the machine once; sandboxes get a copy of its cache.
+/// Prepares the font cache: matplotlib reads every font of the machine once, and sandboxes get a copy of its cache.
 fn prepare_fonts(environment: &Path, python: &Path) {
     let cache = environment.join("share/belljar");
     let _ = fs::create_dir_all(&cache);
@@ -254,8 +254,8 @@ fn prepare_fonts(environment: &Path, python: &Path) {
         .status();
 }
 
-/// Writes the parts of the environment that differ inside a sandbox: the configuration and `bin`, whose links and scripts
-/// name the interpreter by its path in the sandbox.
+/// Writes the parts of the environment that differ inside a sandbox: the configuration, and `bin`, whose links and
+/// scripts contain the path of the interpreter in the sandbox.
 fn make_inside(staged: &Path, environment: &Path, place: &str, python: &Interpreter) -> Result<()> {
     let inside = staged.join(INSIDE);
     let _ = fs::remove_dir_all(&inside);
@@ -295,7 +295,7 @@ fn make_inside(staged: &Path, environment: &Path, place: &str, python: &Interpre
     Ok(())
 }
 
-/// Runs a step with a spinner, and reports its end.
+/// Runs a step with a spinner, and reports how it ended.
 fn step(name: &str, work: impl FnOnce(&ProgressBar) -> Result<()>) -> Result<()> {
     let bar = if io::stderr().is_terminal() {
         ProgressBar::new_spinner()
@@ -316,7 +316,7 @@ fn step(name: &str, work: impl FnOnce(&ProgressBar) -> Result<()>) -> Result<()>
     Ok(())
 }
 
-/// Runs a program and shows its output line by line; its errors are part of our error.
+/// Runs a program and shows its output line by line. Our error contains its error output.
 fn run(command: &mut Command, mut show: impl FnMut(&str)) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = command

@@ -29,7 +29,7 @@ pub(super) fn open(settings: &Settings) -> Result<Arc<dyn Store>> {
 /// Opens the database, if there is one.
 pub(super) fn open_existing(settings: &Settings) -> Result<Option<Arc<dyn Store>>> {
     let path = home::database(settings);
-    // Opened here first for its error: that of SQLite has no reason.
+    // Opened here first to get a useful error: the error of SQLite has no reason.
     match File::options().read(true).write(true).open(&path) {
         Ok(_) => Ok(Some(Arc::new(SqliteStore::open(&path)?))),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),

@@ -35,7 +35,7 @@ pub(super) fn status(args: &StatusArgs, settings: &Settings) -> Result<ExitCode>
                 "running": false,
                 "url": client.url(),
                 "why": error.to_string(),
-                // Directories of a server that would be started with these settings.
+                // The directories that a server with these settings would use.
                 "directories": { "state": settings.state_dir, "home": settings.home },
             }),
             Err(error) => return Err(error.into()),
@@ -70,7 +70,7 @@ async fn of_server(client: &Client, health: &Value) -> Result<Value> {
         "zygote": health["zygote"],
         "pid": health["pid"],
         "started": health["started"],
-        // Of all tenants, if the server shows that.
+        // The sessions of all tenants, if the server shows them.
         "sessions_of_all": health["sessions"],
         "sessions": states,
         "memory": { "server": health["memory_used"], "sessions": memory },

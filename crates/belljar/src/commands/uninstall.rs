@@ -63,7 +63,7 @@ const OF_STATE: [&str; 7] = [
 /// Names in BELLJAR_RUN_DIR.
 const OF_RUN_DIR: [&str; 4] = ["ids", "doors", "selftest.json", "*.sock"];
 
-/// Directories of servers that the Python package starts; they contain everything of these servers.
+/// Directories of servers that the Python package starts. They contain all files of these servers.
 const LOCAL: [&str; 2] = ["local", "local-*"];
 
 pub(super) fn uninstall(args: &UninstallArgs, settings: &Settings) -> Result<ExitCode> {
@@ -107,7 +107,7 @@ fn agreed() -> Result<bool> {
 
 /// What is to be removed.
 struct Removal {
-    /// State directories of servers, which must not run.
+    /// State directories of servers. None of these servers may be running.
     states: Vec<PathBuf>,
     /// The control groups of sandboxes, if there are any.
     cgroups: Option<Parent>,
@@ -116,7 +116,7 @@ struct Removal {
     paths: Vec<PathBuf>,
     /// Directories that are removed if they are empty.
     emptied: Vec<PathBuf>,
-    /// Directories elsewhere that settings name.
+    /// Directories elsewhere that settings name; they are kept.
     left: Vec<PathBuf>,
 }
 
@@ -157,7 +157,7 @@ impl Removal {
         Removal { states, cgroups, mounts, paths, emptied, left }
     }
 
-    /// Fails while a server runs, and keeps one from starting.
+    /// Fails while a server runs, and prevents one from starting.
     fn lock(&self) -> Result<Vec<StateLock>> {
         let there = self.states.iter().filter(|state| state.join("lock").exists());
         there
@@ -198,7 +198,7 @@ impl Removal {
         }
     }
 
-    /// Goes on after a failure, to remove as much as possible; the error lists what is left.
+    /// Continues after a failure, to remove as much as possible. The error lists what is left.
     fn carry_out(&self) -> Result<()> {
         let mut failures = Vec::new();
         if let Some(parent) = &self.cgroups {

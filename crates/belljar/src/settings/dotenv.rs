@@ -9,9 +9,9 @@ use super::variables::GROUPS;
 /// Blanks around names and values.
 const BLANKS: [char; 3] = [' ', '\t', '\r'];
 
-/// Reads `NAME=value` lines: with or without `export`, comments, and quotes, which may span lines.
-/// The Python package reads the same files in the same way (`_settings.py`); tests/env-files.json
-/// has the cases that both are tested with.
+/// Reads `NAME=value` lines, with or without `export`. Comments and quotes are allowed; quoted values may span lines.
+/// The Python package reads the same files in the same way (`_settings.py`); both are tested with the cases in
+/// tests/env-files.json.
 pub(super) fn parse(text: &str) -> Result<HashMap<String, String>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text).replace("\r\n", "\n");
     if let Some(zero) = text.find('\0') {
@@ -59,7 +59,7 @@ fn newlines(text: &str) -> usize {
     text.matches('\n').count()
 }
 
-/// The first line without its end, and what follows it.
+/// The first line without its line break, and the rest.
 fn first_line(text: &str) -> (&str, &str) {
     text.split_once('\n').unwrap_or((text, ""))
 }
@@ -81,7 +81,7 @@ fn without_comment(value: &str) -> &str {
     comment.map_or(value, |(at, _)| &value[..at])
 }
 
-/// The value up to its closing quote, and what follows that. Only double quotes know escapes.
+/// The value up to its closing quote, and the rest. Only double quotes support escapes.
 fn quoted(text: &str, quote: char) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut characters = text.char_indices();

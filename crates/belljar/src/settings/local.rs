@@ -1,5 +1,5 @@
-//! Finds the local server that the Python package starts (`sdk/python/src/belljar/local.py`): one per user, shared by all
-//! programs of the user. Programs that set one of [`OWN`] have another one.
+//! Finds the local server that the Python package starts (`sdk/python/src/belljar/local.py`): one per user, shared by
+//! all programs of the user. Programs that set one of [`OWN`] use a different server.
 //!
 //! Both sides use the same rules, and neither uses the socket of another user.
 
@@ -24,7 +24,7 @@ const OWN: [&str; 5] =
 /// The longest path of a socket. The server first binds a temporary name that is a little longer.
 const MAX_SOCKET_PATH: usize = 108 - 20;
 
-/// The local server of this user, and of these settings. It may not run.
+/// The local server for this user and these settings. It may not be running.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalServer {
     socket: PathBuf,
@@ -69,7 +69,7 @@ impl LocalServer {
         &self.socket
     }
 
-    /// Whether something listens there, in a directory where only this user can create sockets. The client checks the
+    /// Whether a process listens there, in a directory where only this user can create sockets. The client checks the
     /// user of the process again ([`super::ServerUrl::Local`]).
     #[must_use]
     pub fn is_running(&self) -> bool {
@@ -93,7 +93,7 @@ fn directory_of(variable: &str) -> Option<PathBuf> {
     env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// An absolute path without `.` and `..`; only its text is used, as by `os.path.abspath`.
+/// An absolute path without `.` and `..`. Like `os.path.abspath`, it uses only the text of the path.
 fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for component in path.components() {

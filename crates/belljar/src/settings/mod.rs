@@ -392,7 +392,7 @@ mod tests {
         assert_eq!(sizes(&both).unwrap(), (1024, 2048));
         let small = [("TMPFS_SIZE_MB", "1024"), ("BELLJAR_MEMORY", "1G")];
         let error = sizes(&small).unwrap_err().to_string();
-        for part in ["TMPFS_SIZE_MB=1024", "1366 MiB", "1024 MiB were given", "BELLJAR_MEMORY"] {
+        for part in ["TMPFS_SIZE_MB=1024", "1366 MiB", "the limit is 1024 MiB", "BELLJAR_MEMORY"] {
             assert!(error.contains(part), "{error}");
         }
     }

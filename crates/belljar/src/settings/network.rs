@@ -15,13 +15,13 @@ use super::values::Values;
 pub struct NetworkSettings {
     /// The default policy.
     pub default: Policy,
-    /// The most that a session can request.
+    /// The widest policy that a session can request.
     most: Policy,
-    /// Whether it is set; if not, it is the default policy.
+    /// Whether `most` is set; if not, it is the default policy.
     is_most_given: bool,
-    /// Bytes of one sandbox, in both directions together.
+    /// The most bytes of one sandbox, in both directions together.
     bytes: u64,
-    /// An error here matters only to commands that use them.
+    /// An error here is reported only by commands that use the secrets.
     secrets: Result<Arc<Secrets>, String>,
     dns: Arc<Dns>,
 }
@@ -62,7 +62,8 @@ impl NetworkSettings {
         Ok(Arc::new(network))
     }
 
-    /// The network of a run: its user has this machine and may do what the machine may.
+    /// The network of a run. Its user has access to this machine anyway, so the run may use the network as the machine
+    /// does.
     pub fn of_run(&self) -> Result<Arc<Network>> {
         let dns = Arc::clone(&self.dns);
         Ok(Arc::new(Network::new(None, self.secrets()?, self.bytes, None, dns)))

@@ -25,8 +25,8 @@ pub struct OpenAi {
 }
 
 impl OpenAi {
-    /// `None` without a key. Other programs read these variables too, so an invalid value is an error only for commands
-    /// that use it.
+    /// Returns `None` without a key. Other programs read these variables too, so an invalid value is an error only for
+    /// commands that use it.
     pub(super) fn read(values: &Values<'_>) -> Result<Option<OpenAi>, String> {
         let (key, url) =
             (values.text(SECRET), values.optional("OPENAI_BASE_URL", parse::public_url));
@@ -69,9 +69,9 @@ mod tests {
             settings.network.of_server("/x/authority.pem".into(), model.as_ref())
         };
         assert!(server(model(&settings)).unwrap().check(&asked).is_ok());
-        // Tenants do not get to use it.
+        // Tenants may not use it.
         assert!(server(None).unwrap().check(&asked).is_err());
-        // An operator who says what is allowed has the last word.
+        // The operator's limit has priority.
         let strict =
             with(&[("OPENAI_API_KEY", "sk-secret"), ("BELLJAR_MAX_NETWORK", "none")]).unwrap();
         let network = strict.network.of_server("/x".into(), model(&strict).as_ref()).unwrap();

@@ -100,8 +100,8 @@ pub(super) fn public_url(text: &str) -> Option<String> {
     web_url(text).map(|_| text.trim_end_matches('/').to_owned())
 }
 
-/// An `http` or `https` URL without a query, a fragment or a password. [`Url::parse`] repairs some mistakes; here the text
-/// must be right as it is.
+/// An `http` or `https` URL without a query, a fragment or a password. [`Url::parse`] corrects some mistakes; here the
+/// text must be valid without correction.
 pub(super) fn web_url(text: &str) -> Option<Url> {
     let (scheme, rest) = text.split_once("://")?;
     let is_exact = matches!(scheme.to_ascii_lowercase().as_str(), "http" | "https")
@@ -130,7 +130,7 @@ pub(super) fn url(text: &str) -> Option<ServerUrl> {
     public_url(text).map(ServerUrl::Http)
 }
 
-/// Any text that a header can have: other software's keys are accepted as well.
+/// Any text that a header can contain, because keys of other software are accepted as well.
 pub(super) fn api_key(text: &str) -> Option<ApiKey> {
     text.bytes().all(|b| b.is_ascii_graphic()).then(|| ApiKey(text.to_owned()))
 }

@@ -20,7 +20,7 @@ use super::{parse, volumes};
 /// The longest path of a socket that the kernel accepts.
 const MAX_SOCKET_PATH: usize = 107;
 
-/// Paths are checked by [`ServerSettings::check`] and not before: other commands do not need them to exist.
+/// Paths are checked only by [`ServerSettings::check`], because other commands do not need them to exist.
 #[derive(Debug, Clone)]
 pub struct ServerSettings {
     pub listen: Listen,
@@ -43,13 +43,13 @@ pub struct ServerSettings {
     pub sessions_root: PathBuf,
     /// The size limit of a session's files on disk.
     pub session_size: u64,
-    /// How they are stored; `None`: with an enforced size where that is possible.
+    /// How these files are stored; `None`: with an enforced size if that is possible.
     pub session_kind: Option<VolumeKind>,
     /// Seconds after which ended sessions are removed with their files; `None`: never.
     pub session_retention_s: Option<u64>,
     /// The directory for `LOCAL_RO`.
     pub datasets_dir: Option<PathBuf>,
-    /// An error here matters only to the server, as a missing file does.
+    /// An error here is reported only by the server, like a missing file.
     dataset_sources: Result<Arc<Sources>, String>,
     /// The cache of datasets, and its size.
     pub dataset_cache: PathBuf,
@@ -62,13 +62,13 @@ pub struct ServerSettings {
     pub idle_s: Option<u64>,
     /// When large values of idle sessions are written to disk.
     pub spill: Option<SpillPolicy>,
-    /// Snapshots: where, how much, and when.
+    /// Snapshots: their directory, size limits and schedule.
     pub snapshots: SnapshotConfig,
     /// Seconds that sandboxes wait for a new server.
     pub alone_for_s: u64,
     /// Warm sandboxes to keep.
     pub pool: usize,
-    /// The sum over all sandboxes.
+    /// The limits for all sandboxes together.
     pub total: Quota,
     /// The audit log contains the code itself, not only its hash.
     pub audit_code: bool,
@@ -162,14 +162,14 @@ impl ServerSettings {
         })
     }
 
-    /// Checks that the files and directories exist, so that a server fails at its start and not at its first request.
+    /// Checks that files and directories exist, so that a server fails at its start and not at its first request.
     pub fn check(&self) -> Result<()> {
         self.dataset_sources()?;
         match (&self.datasets_dir, self.datasets) {
             (None, Datasets::LocalRo) => {
                 bail!("DATASET_ACCESS=LOCAL_RO needs a directory; set DATASETS_HOST_RO")
             }
-            // Any session may request it, whatever the default is.
+            // Any session may request LOCAL_RO, so the directory is checked even if it is not the default.
             (Some(path), _) => {
                 fs::read_dir(path).with_context(|| {
                     format!("DATASETS_HOST_RO: failed to read the directory `{}`", path.display())
@@ -220,14 +220,14 @@ impl ServerSettings {
     }
 }
 
-/// Secrets may be in the environment, or in `.env` with the setting.
+/// Reads the dataset sources. Secrets may be in the environment, or in the same `.env` as the setting.
 fn dataset_sources(values: &Values<'_>) -> Result<Arc<Sources>, String> {
     let text = values.text("BELLJAR_DATASET_SOURCES");
     if text.trim().is_empty() {
         return Ok(Arc::default());
     }
     let secret = |name: &str| std::env::var(name).ok().or_else(|| (values.lookup)(name));
-    // The settings of the network report an error in it.
+    // An error in BELLJAR_DNS is reported by the network settings.
     let dns = Dns::parse(&values.text("BELLJAR_DNS")).unwrap_or_default();
     Ok(Arc::new(Sources::parse(&text, secret)?.with_dns(Arc::new(dns))))
 }
@@ -313,7 +313,7 @@ mod tests {
         for (value, why) in [
             (good.as_str(), "SALES_TOKEN"),
             (&sources(r#""A": 2, "B": "hunter2""#), "header `A`"),
-            ("hunter2", "no JSON"),
+            ("hunter2", "not valid JSON"),
             ("@/nowhere/at/all", "/nowhere/at/all"),
         ] {
             let settings = with(&[("BELLJAR_DATASET_SOURCES", value)]).unwrap();

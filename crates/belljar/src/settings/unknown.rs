@@ -1,4 +1,4 @@
-//! Refuses unknown settings: an unread setting is a typing error that would seem to work.
+//! Refuses unknown settings: an unknown name is a typing error, and without an error it would seem to work.
 
 use anyhow::{Result, bail};
 
@@ -6,7 +6,7 @@ use super::variables::{GROUPS, INTERNAL, declared, is_kubernetes};
 
 pub(super) const PREFIX: &str = "BELLJAR_";
 
-/// Refuses names that begin like ours and are not declared.
+/// Refuses names that begin with our prefix and are not declared.
 pub(super) fn refuse<'a>(
     names: impl Iterator<Item = &'a String>,
     place: &'static str,
@@ -28,7 +28,7 @@ fn closest(name: &str) -> &'static str {
     all.min_by_key(|known| distance(name, known)).unwrap_or_default()
 }
 
-/// How many bytes must be inserted, removed or replaced to make one of the other (Levenshtein).
+/// How many bytes must be inserted, removed or replaced to turn one text into the other (Levenshtein).
 fn distance(from: &str, to: &str) -> usize {
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (i, a) in from.bytes().enumerate() {

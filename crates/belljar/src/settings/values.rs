@@ -12,7 +12,7 @@ pub(super) struct Values<'a> {
 }
 
 impl Values<'_> {
-    /// As it was written, or the default.
+    /// The value as the user wrote it, or the default.
     pub(super) fn text(&self, name: &str) -> String {
         let default = declared(name).expect("every variable that is read is declared").default;
         (self.lookup)(name).filter(|value| !value.is_empty()).unwrap_or_else(|| default.to_owned())
@@ -28,7 +28,7 @@ impl Values<'_> {
         parse(text.trim()).ok_or_else(|| refusal(name, &text))
     }
 
-    /// `None` where the value is empty.
+    /// `None` if the value is empty.
     pub(super) fn optional<T>(
         &self,
         name: &str,
@@ -87,7 +87,7 @@ impl Values<'_> {
     }
 }
 
-/// `~` at the beginning is the home directory, as in a shell: `.env` files are read without one.
+/// Replaces `~` at the beginning by the home directory, as a shell does: no shell reads `.env` files.
 fn expanded(text: &str) -> PathBuf {
     let below = text.strip_prefix('~').filter(|rest| rest.is_empty() || rest.starts_with('/'));
     match (below, std::env::var_os("HOME")) {

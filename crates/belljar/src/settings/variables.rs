@@ -1,7 +1,7 @@
-//! Declares every setting once. The commented `.env`, the reference page and the errors about wrong values are made from
-//! this.
+//! Declares every setting once. The commented `.env`, the reference page and the errors about invalid values are
+//! generated from these declarations.
 
-/// Variables that belong together.
+/// A group of related variables.
 #[derive(Debug)]
 pub struct Group {
     pub title: &'static str,
@@ -13,9 +13,9 @@ pub struct Variable {
     pub name: &'static str,
     /// Completes the sentence "expected ...".
     pub accepts: &'static str,
-    /// As a user would write it.
+    /// The default, as a user would write it.
     pub default: &'static str,
-    /// What an empty value means, where the default is empty.
+    /// The meaning of an empty value, if the default is empty.
     pub when_empty: &'static str,
     pub help: &'static str,
     /// Its value is never shown.
@@ -52,7 +52,7 @@ pub(super) const INTERNAL: &[&str] = &[
     "BELLJAR_DEBUG_ZYGOTE",
     // For the security tests: code in a sandbox must never see it.
     "BELLJAR_TEST_SECRET",
-    // Tells the Python package which binary to start.
+    // The binary that the Python package starts.
     "BELLJAR_BINARY",
 ];
 

@@ -12,7 +12,7 @@ use super::values::Values;
 #[derive(Debug, Clone)]
 pub struct VolumeSettings {
     pub root: PathBuf,
-    /// `None`: with an enforced size where that is possible.
+    /// `None`: with an enforced size if that is possible.
     pub kind: Option<VolumeKind>,
     /// The default size of a volume.
     pub size: u64,
@@ -39,7 +39,7 @@ impl VolumeSettings {
     }
 }
 
-/// How files are stored; `None`: with an enforced size where that is possible.
+/// How files are stored; `None`: with an enforced size if that is possible.
 pub(super) fn kind(text: &str) -> Option<Option<VolumeKind>> {
     match text.to_ascii_lowercase().as_str() {
         "auto" => Some(None),

@@ -21,30 +21,30 @@ use super::{CHUNK, unless_gone};
 use crate::store::Digest;
 use crate::tenant_dir::TenantDir;
 
-/// The disk is asked to begin writing whenever so many bytes were copied.
+/// After this many copied bytes, the kernel is asked to begin writing to the disk.
 const WRITEBACK_STEP: u64 = 16 * 1024 * 1024;
 
-/// Up to so many files are synced one by one; for more, syncing the whole file system is faster,
-/// although it also waits for what others wrote. Directories are always synced one by one: the
-/// first brings the journal to the disk, and the others find theirs there.
+/// Up to this many files are synced one by one. For more files, syncing the whole file system is faster, although it
+/// also waits for the writes of other processes. Directories are always synced one by one: the first sync writes the
+/// journal to the disk, and the others find their changes there.
 pub(super) const FEW: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct DirectoryStore {
     root: PathBuf,
     incoming: PathBuf,
-    /// The root, opened before anything was written: the kernel reports a failed write to those
-    /// descriptors that were open then, and to each only once. Locked while the file system is
-    /// synced, so that a failure is counted before another caller sees success.
+    /// The root, opened before anything was written. The kernel reports a failed write only to descriptors that were
+    /// open at that time, and only once to each. Locked while the file system is synced, so that a failure is counted
+    /// before another caller sees success.
     disk: Mutex<File>,
     /// How often syncing the file system has failed. The kernel does not report which write failed,
     /// so a failure counts for all copies that had begun by then.
     pub(super) failures: AtomicU64,
-    /// Directories whose own names are known to be on the disk.
+    /// Directories whose own entries are known to be on the disk.
     durable: Mutex<HashSet<PathBuf>>,
 }
 
-/// Makes the directory of a store, for good, if it is missing. Returns its absolute path.
+/// Creates the directory of a store durably, if it is missing. Returns its absolute path.
 pub(in crate::artifacts) fn make_root(directory: &Path) -> io::Result<PathBuf> {
     let root = std::path::absolute(directory)?;
     let missing = root.ancestors().take_while(|directory| !directory.exists()).count();
@@ -56,8 +56,8 @@ pub(in crate::artifacts) fn make_root(directory: &Path) -> io::Result<PathBuf> {
 }
 
 impl DirectoryStore {
-    /// Opens the store in `directory`, which is made if it is missing, and removes copies that a
-    /// killed server left. Only one server may have it open.
+    /// Opens the store in `directory`, which is created if it is missing, and removes copies that a killed server left.
+    /// Only one server may have it open.
     pub(super) fn open(directory: &Path) -> io::Result<DirectoryStore> {
         let root = make_root(directory)?;
         let incoming = root.join("incoming");
@@ -71,7 +71,7 @@ impl DirectoryStore {
         DirectoryStore::look_at(&root)
     }
 
-    /// Opens the store in `directory` to read it only: a server may have it open.
+    /// Opens the store in `directory` read-only: a server may have it open.
     pub(super) fn look_at(directory: &Path) -> io::Result<DirectoryStore> {
         let root = std::path::absolute(directory)?;
         Ok(DirectoryStore {
@@ -131,7 +131,8 @@ impl BlobStore for DirectoryStore {
         for (copy, place) in fresh {
             copy.file.move_to(&place)?;
         }
-        // Also those in which all was there: the server that put it there may not have got this far.
+        // Directories without new content are synced too: the server that put the content there may have been killed
+        // before its sync.
         self.sync_directories(directories)
     }
 
@@ -148,14 +149,14 @@ impl BlobStore for DirectoryStore {
         self.bucket(name).join(name.digest.to_string())
     }
 
-    /// Moves it to `incoming`: a crash before it is removed leaves it where the next start does so.
+    /// Moves the blob to `incoming`. If the server crashes before the removal, the next start removes it from there.
     fn remove(&self, name: BlobName) -> io::Result<BlobRemoval> {
         let away = IncomingFile::new(&self.incoming);
         fs::rename(self.path(name), &away.0)?;
         Ok(Box::new(move || Ok(fs::symlink_metadata(&away.0)?.len())))
     }
 
-    /// Ignores files whose names are not those of blobs: they are not ours.
+    /// Ignores files whose names are not blob names: they are not ours.
     fn list(&self, visit: &mut dyn FnMut(BlobName) -> io::Result<()>) -> io::Result<()> {
         for tenant in named(&self.root)? {
             let (tenant_path, tenant) = tenant?;
@@ -184,10 +185,9 @@ impl BlobStore for DirectoryStore {
 }
 
 impl DirectoryStore {
-    /// Stages what fits into one chunk. It is hashed before anything is written, so that content
-    /// that is there already costs no file: ext4 becomes very slow when thousands of files are made
-    /// soon after thousands were removed, which happens when code leaves the same files again and
-    /// again.
+    /// Stages content that fits into one chunk. It is hashed before anything is written, so that no file is created for
+    /// content that the store has already. This matters because ext4 becomes very slow when thousands of files are
+    /// created soon after thousands were removed, which happens when code leaves the same files again and again.
     fn stage_small(
         &self,
         tenant: TenantDir,
@@ -226,7 +226,7 @@ impl DirectoryStore {
         if fresh.len() <= FEW {
             let open = |(copy, _): &(DirectoryCopy, PathBuf)| File::open(&copy.file.0);
             let files = fresh.iter().map(open).collect::<io::Result<Vec<File>>>()?;
-            // All begin before the first is waited for.
+            // Writeback of all files begins before the first one is waited for.
             for file in &files {
                 let _ = begin_writeback(file, 0, 0);
             }
@@ -239,7 +239,7 @@ impl DirectoryStore {
         Ok(())
     }
 
-    /// Syncs the directories, and, the first time that each is seen, those that they are in.
+    /// Syncs the directories. The first time that a directory is seen, its parents are synced too.
     fn sync_directories(&self, mut directories: BTreeSet<PathBuf>) -> io::Result<()> {
         let buckets: Vec<PathBuf> = directories.iter().cloned().collect();
         {
@@ -271,7 +271,7 @@ impl DirectoryStore {
 #[derive(Debug)]
 struct DirectoryCopy {
     file: IncomingFile,
-    /// [`DirectoryStore::failures`] when the copying began.
+    /// The value of [`DirectoryStore::failures`] when the copying began.
     failures_before: u64,
 }
 
@@ -290,7 +290,7 @@ impl IncomingFile {
 
     fn create(directory: &Path) -> io::Result<(IncomingFile, File)> {
         let incoming = IncomingFile::new(directory);
-        // Read-only for all but this one descriptor, from the beginning.
+        // The file is read-only from the beginning, except through this one descriptor.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o444).open(&incoming.0)?;
         Ok((incoming, file))
     }
@@ -323,27 +323,27 @@ fn copy(from: &File, size: u64, chunk: &mut [u8], to: &mut File) -> io::Result<(
         to.write_all(&chunk[..length])?;
         done += length as u64;
         if done - begun >= WRITEBACK_STEP {
-            // Only to be faster: if it fails, the file is synced later all the same.
+            // This only makes it faster. If it fails, the file is still synced later.
             let _ = begin_writeback(&*to, begun, done - begun);
             begun = done;
         }
     }
 }
 
-/// No more than the file needs: most are small.
+/// No larger than the file, because most files are small.
 fn chunk_size(size: u64) -> usize {
     usize::try_from(size).map_or(CHUNK, |size| size.clamp(1, CHUNK))
 }
 
-/// Fills `chunk` with what is at `done`, but with nothing beyond `size`. Less than that, or 0, only
-/// at the end of the file.
+/// Fills `chunk` with the bytes at offset `done`, but none beyond `size`. Returns fewer bytes, or 0, only at the end of
+/// the file.
 fn read_chunk(from: &File, done: u64, size: u64, chunk: &mut [u8]) -> io::Result<usize> {
     let left = usize::try_from(size - done).unwrap_or(usize::MAX).min(chunk.len());
     fill(from, &mut chunk[..left], done)
 }
 
-/// Whether there is a whole copy at `place`. One of another length was damaged from outside and is
-/// replaced by the new one.
+/// Whether there is a complete copy at `place`. A copy of another length was damaged by another program and is replaced
+/// by the new one.
 fn is_complete(place: &Path, size: u64) -> io::Result<bool> {
     let metadata = unless_gone(fs::symlink_metadata(place))?;
     Ok(metadata.is_some_and(|metadata| metadata.is_file() && metadata.len() == size))

@@ -1,12 +1,12 @@
-//! The content of artifacts: one copy of what is identical, per tenant, found by its SHA-256.
+//! The content of artifacts, found by its SHA-256. Identical content of a tenant is stored once.
 //!
 //! ```text
 //!   Blobs: which contents are in use ──▶ dyn BlobStore: where they are stored
 //!                                            └── DirectoryStore
 //! ```
 //!
-//! Tenants share nothing: otherwise one could find out, by the time that an upload takes, what
-//! another has.
+//! Tenants share no content. Otherwise a tenant could find out, from the duration of an upload, what content another
+//! tenant has.
 //!
 //! The life of a blob: [`Blobs::take`] copies and hashes a file; [`BlobIngest::keep`] puts a batch of
 //! copies in place; the caller adds them to the catalog and only then drops the [`BlobIngest`];
@@ -14,7 +14,7 @@
 //! half-way leaves a copy, which [`Blobs::open`] removes, or a blob that is not in the catalog,
 //! which the next sweep removes.
 //!
-//! All of this waits for the disk: call it where waiting is allowed.
+//! All of these operations block on the disk: call them on threads that may block.
 
 mod directory;
 mod store;
@@ -37,12 +37,12 @@ use super::pins::Pins;
 use crate::store::Digest;
 use crate::tenant_dir::TenantDir;
 
-/// Bytes that are read, hashed and written at a time. Larger ones fall out of the cache between the
-/// hash and the write; smaller ones cost more calls. A second thread that writes while this one
-/// hashes was measured and brings nothing: the disk's own work overlaps as it is.
+/// Bytes that are read, hashed and written at a time. Larger chunks fall out of the cache between the hash and the
+/// write; smaller ones cost more calls. A second thread that writes while this one hashes was measured and is not
+/// faster: the disk already works in parallel.
 const CHUNK: usize = 256 * 1024;
 
-/// Blobs that a sweep asks about at a time.
+/// How many blobs a sweep looks up in the catalog at a time.
 const SWEEP_BATCH: usize = 128;
 
 /// The contents of all tenants. Clones share them.
@@ -53,11 +53,11 @@ pub(super) struct Blobs(Arc<BlobsState>);
 struct BlobsState {
     store: Box<dyn BlobStore>,
     pins: Pins<BlobName>,
-    /// Held by the one sweep that may be under way.
+    /// Locked by a sweep, so that there is only one at a time.
     sweeping: Mutex<()>,
 }
 
-/// A copy of a file that is not in place yet. Dropped, it is removed.
+/// A copy of a file that is not in place yet. It is removed when this is dropped.
 #[derive(Debug)]
 #[must_use = "dropping it removes the copy"]
 pub(super) struct TakenBlob {
@@ -78,9 +78,9 @@ impl TakenBlob {
     }
 }
 
-/// Protects contents from sweeps: what was kept with it, until it is dropped. (A [`TakenBlob`] protects
-/// itself.) Drop it when the catalog has all of them, and not before. It may be sent between
-/// threads and held across an `await`, and several may exist at a time.
+/// Protects the contents that were kept with it from sweeps until it is dropped. (A [`TakenBlob`] protects itself.)
+/// Drop it when the catalog has all of them, and not before. It may be sent between threads and held across an `await`,
+/// and several may exist at a time.
 #[derive(Debug)]
 #[must_use = "what is kept is safe only while this lives"]
 pub(super) struct BlobIngest {
@@ -88,7 +88,7 @@ pub(super) struct BlobIngest {
     pinned: Vec<Pinned>,
 }
 
-/// What a sweep has removed.
+/// What a sweep removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Swept {
     pub(super) blobs: u64,
@@ -105,20 +105,20 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    /// Whether its content still has the hash that is its name.
+    /// Whether its content still matches its name, which is the hash.
     pub(super) fn check(self) -> io::Result<bool> {
         Ok(hash(&*self.content?)? == self.digest)
     }
 }
 
 impl Blobs {
-    /// Opens the contents in `directory`, which is made if it is missing, and removes copies that a
-    /// killed server left. Only one server may have it open.
+    /// Opens the contents in `directory`, which is created if it is missing, and removes copies that a killed server
+    /// left. Only one server may have it open.
     pub(super) fn open(directory: &Path) -> io::Result<Blobs> {
         Ok(Blobs::new(DirectoryStore::open(directory)?))
     }
 
-    /// Opens the contents in `directory` to read them only: a server may have it open.
+    /// Opens the contents in `directory` read-only: a server may have it open.
     pub(super) fn look_at(directory: &Path) -> io::Result<Blobs> {
         Ok(Blobs::new(DirectoryStore::look_at(directory)?))
     }
@@ -128,8 +128,8 @@ impl Blobs {
         Blobs(Arc::new(BlobsState { store, pins, sweeping: Mutex::default() }))
     }
 
-    /// Copies and hashes `from`, from its beginning. A file that has grown beyond `size` is cut
-    /// there; one that has become shorter is taken as it is.
+    /// Copies and hashes `from`, from its beginning. A file that has grown beyond `size` is cut there. A file that has
+    /// become shorter is copied as it is.
     pub(super) fn take(&self, tenant: &str, from: &File, size: u64) -> io::Result<TakenBlob> {
         let mut pinned = None;
         let mut pin = |name| pinned = Some(Pinned::new(self, name));
@@ -138,12 +138,12 @@ impl Blobs {
         Ok(TakenBlob { pinned, staged })
     }
 
-    /// Begins an ingest, see [`BlobIngest::keep`]. Does not wait.
+    /// Begins an ingest, see [`BlobIngest::keep`]. Does not block.
     pub(super) fn ingesting(&self) -> BlobIngest {
         BlobIngest { blobs: self.clone(), pinned: Vec::new() }
     }
 
-    /// Where programs on this host can read the content.
+    /// The path at which programs on this host can read the content.
     #[must_use]
     pub(super) fn path(&self, tenant: &str, digest: &Digest) -> PathBuf {
         self.0.store.path(name(tenant, digest))
@@ -164,9 +164,9 @@ impl Blobs {
         })
     }
 
-    /// Removes the blobs that are not in use. `is_referenced` is asked about a few blobs of one
-    /// tenant at a time and answers for each, in the same order. It must read what is committed at
-    /// that moment and not an older view.
+    /// Removes the blobs that are not in use. `is_referenced` is called with a few blobs of one tenant at a time and
+    /// returns one answer for each, in the same order. It must read what is committed at that moment, not an older
+    /// view.
     pub(super) fn sweep(
         &self,
         mut is_referenced: impl FnMut(TenantDir, &[Digest]) -> io::Result<Vec<bool>>,
@@ -203,7 +203,8 @@ impl Blobs {
         }
         let mut referenced = referenced.into_iter();
         chosen.retain(|_| referenced.next() == Some(false));
-        // Pins are locked while contents are made unreadable. Freeing them may take long.
+        // The pins are locked only while contents are made unreadable. Freeing the storage may take long and happens
+        // afterwards.
         let mut removed: Vec<io::Result<BlobRemoval>> = Vec::new();
         self.0.pins.remove_chosen(&chosen, |name| removed.push(self.0.store.remove(name)));
         for removal in removed {
@@ -216,20 +217,20 @@ impl Blobs {
 }
 
 impl BlobIngest {
-    /// Puts copies in place. When this returns they survive a power cut. Content that is there
-    /// already stays, and the new copy of it is dropped.
+    /// Puts copies in place. When this returns they survive a power cut. If the store has the content already, the new
+    /// copy is dropped.
     ///
-    /// If it fails, some of them may be in place; the next sweep removes those.
+    /// If it fails, some of the copies may be in place; the next sweep removes those.
     pub(super) fn keep(&mut self, taken: Vec<TakenBlob>) -> io::Result<()> {
         let (pinned, staged): (Vec<_>, Vec<_>) =
             taken.into_iter().map(|TakenBlob { pinned, staged }| (pinned, staged)).unzip();
-        // Held from here on, also if the commit fails.
+        // The pins are held from here on, even if the commit fails.
         self.pinned.extend(pinned);
         self.blobs.0.store.commit(staged)
     }
 }
 
-/// Keeps sweeps from removing a blob, whether or not it exists yet.
+/// Prevents sweeps from removing a blob, whether or not it exists yet.
 #[derive(Debug)]
 struct Pinned {
     blobs: Blobs,

@@ -11,14 +11,14 @@ use crate::tenant_dir::TenantDir;
 
 /// Contents by tenant and SHA-256. A content is written once and never changed.
 ///
-/// Which contents are in use is known to [`Blobs`](super::Blobs) and not here. All methods wait for
-/// the disk or the network: call them where waiting is allowed.
+/// [`Blobs`](super::Blobs) knows which contents are in use; the store does not. All methods block on the disk or the
+/// network: call them on threads that may block.
 pub(super) trait BlobStore: fmt::Debug + Send + Sync {
     /// Copies and hashes `from`, from its beginning to `size` or to its end. The copy cannot be read
     /// until it is committed.
     ///
-    /// Calls `pin` with the name as soon as it is known, and before it looks whether the content is
-    /// there already: a content that is pinned is not removed.
+    /// Calls `pin` with the name as soon as it is known, and before it checks whether the content exists already:
+    /// pinned content is not removed.
     fn stage(
         &self,
         tenant: TenantDir,
@@ -27,18 +27,18 @@ pub(super) trait BlobStore: fmt::Debug + Send + Sync {
         pin: &mut dyn FnMut(BlobName),
     ) -> io::Result<StagedBlob>;
 
-    /// Makes contents readable. When this returns they survive a power cut. Content that is there
-    /// already stays, and the new copy of it is dropped. If it fails, some may be readable.
+    /// Makes contents readable. When this returns they survive a power cut. If the store has the content already, the
+    /// new copy is dropped. If it fails, some contents may be readable.
     fn commit(&self, staged: Vec<StagedBlob>) -> io::Result<()>;
 
     /// Opens a content, or fails with `NotFound`.
     fn open(&self, name: BlobName) -> io::Result<BlobReader>;
 
-    /// How many bytes a content has; none if it is not there.
+    /// The size of a content in bytes; `None` if it does not exist.
     fn size(&self, name: BlobName) -> io::Result<Option<u64>>;
 
-    /// Where programs on this host can read a content. An implementation that keeps contents
-    /// elsewhere keeps a copy there.
+    /// The path at which programs on this host can read a content. An implementation that stores contents elsewhere
+    /// keeps a copy at this path.
     fn path(&self, name: BlobName) -> PathBuf;
 
     /// Makes a content unreadable. This is quick; the returned value frees its storage.
@@ -48,13 +48,13 @@ pub(super) trait BlobStore: fmt::Debug + Send + Sync {
     fn list(&self, visit: &mut dyn FnMut(BlobName) -> io::Result<()>) -> io::Result<()>;
 }
 
-/// A content that is copied and not committed.
+/// A content that is copied but not committed.
 #[derive(Debug)]
 pub(super) struct StagedBlob {
     pub(super) name: BlobName,
     pub(super) size: u64,
-    /// The copy, of a type that the store chooses, which is discarded when this is dropped. None
-    /// where the store had the same content already.
+    /// The copy, of a type that the store chooses. It is discarded when this is dropped. `None` if the store had the
+    /// same content already.
     pub(super) copy: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -66,7 +66,7 @@ pub type BlobReader = Box<dyn ReadAt>;
 
 /// Reads at any offset.
 pub trait ReadAt: fmt::Debug + Send + Sync {
-    /// Reads into `buffer`, and returns how many bytes; 0 at the end.
+    /// Reads into `buffer`, and returns the number of bytes; 0 at the end.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
 
     /// Fills `buffer`, or fails with `UnexpectedEof`.
@@ -84,7 +84,7 @@ impl ReadAt for File {
     }
 }
 
-/// Reads until `buffer` is full or the content ends, and returns how many bytes.
+/// Reads until `buffer` is full or the content ends, and returns the number of bytes.
 pub(super) fn fill(
     from: &(impl ReadAt + ?Sized),
     buffer: &mut [u8],

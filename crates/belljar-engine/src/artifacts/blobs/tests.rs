@@ -1,5 +1,5 @@
-//! Blobs in a directory: what [`contract`] asks of every store, where files are, and that sweeps do
-//! not remove what is in use.
+//! Blobs in a directory: the tests in [`contract`], the paths of files, and that sweeps do not
+//! remove content in use.
 
 mod contract;
 
@@ -133,7 +133,7 @@ fn copies_that_are_not_kept_leave_nothing() {
     let unreadable = File::open(fixture.directory.path()).unwrap();
     assert!(fixture.blobs.take("a", &unreadable, 100).is_err());
     assert_eq!(fixture.incoming(), 0);
-    // As if killed.
+    // Simulates a server that was killed.
     std::mem::forget(fixture.take("a", b"x"));
     let digest = fixture.keep("a", b"y");
     assert_eq!(fixture.incoming(), 1);
@@ -254,7 +254,8 @@ fn what_an_ingest_decides_to_use_during_a_sweep_is_not_swept() {
     let fixture = Fixture::new();
     let digest = fixture.keep("a", b"old");
     let swept = fixture.blobs.sweep(|tenant, digests| {
-        // After the catalog was read, an ingest uses the content, stores that and ends.
+        // After the sweep has read the catalog, an ingest uses the content, adds it to the catalog
+        // and ends.
         fixture.keep("a", b"old");
         none_is_used(tenant, digests)
     });
@@ -262,8 +263,8 @@ fn what_an_ingest_decides_to_use_during_a_sweep_is_not_swept() {
     assert!(verify(&fixture.blobs, "a", &digest).unwrap());
 }
 
-/// Ingests and sweeps run at the same time, with a catalog of their own. Nothing that the catalog
-/// has is ever missing.
+/// Ingests and sweeps run at the same time, with a catalog of the test. No content in the catalog
+/// is ever missing.
 #[test]
 fn sweeps_and_ingests_do_not_disturb_each_other() {
     let fixture = Fixture::new();
@@ -282,7 +283,7 @@ fn sweeps_and_ingests_do_not_disturb_each_other() {
                     catalog.insert(digest);
                     drop(ingest);
                     assert!(verify(&fixture.blobs, "a", &digest).unwrap());
-                    // No longer used: sweeps have something to do.
+                    // Some content is no longer used, so that sweeps have something to remove.
                     catalog.remove(&digest);
                 }
                 done.fetch_add(1, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! Arrow's stream format, which Arrow files contain too. The first message is the schema, a flatbuffer; only the names
+//! Arrow's stream format, which Arrow files contain too. The first message is the schema, a flatbuffer. Only the names
 //! of top-level columns are read.
 
 use super::{FileContent, MAX_COLUMNS, MAX_METADATA, column_name};
@@ -6,7 +6,7 @@ use super::{FileContent, MAX_COLUMNS, MAX_METADATA, column_name};
 /// The magic bytes and two bytes of padding.
 const FILE_MAGIC: &[u8] = b"ARROW1\0\0";
 
-/// Stands before the length of a message.
+/// The bytes before the length of a message.
 const CONTINUATION: &[u8] = &[0xFF; 4];
 
 /// The type of a message that is a schema.
@@ -36,7 +36,7 @@ fn names(buffer: &Flatbuffer<'_>) -> Option<Vec<String>> {
     (0..length.min(MAX_COLUMNS))
         .map(|which| {
             let field = buffer.follow(fields + 4 + 4 * which)?;
-            // A field without a name has no slot for it.
+            // A field without a name has no slot for the name.
             let Some(name) = buffer.slot(field, 0) else {
                 return Some(String::new());
             };
@@ -45,7 +45,7 @@ fn names(buffer: &Flatbuffer<'_>) -> Option<Vec<String>> {
         .collect()
 }
 
-/// Positions count from the beginning, and are checked before they are read.
+/// Positions count from the beginning of the buffer. Each is checked before it is read.
 struct Flatbuffer<'a>(&'a [u8]);
 
 impl<'a> Flatbuffer<'a> {

@@ -1,30 +1,30 @@
-//! Tables as text: records of fields with a delimiter between them, the first of them the names.
-//! Read as `pandas` and Python's `csv` do it.
+//! Tables as text: records of fields with a delimiter between them. The first record contains the
+//! column names. Parsed like `pandas` and Python's `csv` do.
 
 use std::mem;
 use std::ops::ControlFlow;
 
 use super::{FileContent, MAX_COLUMNS, MAX_COUNTED, MAX_NAME_BYTES, column_name};
 
-/// In the order of preference.
+/// The possible delimiters, in order of preference.
 const DELIMITERS: [u8; 4] = *b",;\t|";
 
-/// Of a file too large to count, the header is looked for in the beginning only.
+/// If a file is too large to be counted, the header is searched only in this many bytes.
 const MAX_HEADER: u64 = 1024 * 1024;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// The one that stands most often in the header, outside of quotes. In a file that is said to have
-/// tabs, they win if there are any.
+/// The delimiter that occurs most often in the header, outside of quotes. With `prefers_tabs`, tabs
+/// win if there are any.
 pub(super) fn delimiter(head: &[u8], prefers_tabs: bool) -> u8 {
     let mut found = [0; DELIMITERS.len()];
     let mut in_quotes = false;
     let mut starts_field = true;
     let head = head.strip_prefix(BYTE_ORDER_MARK).unwrap_or(head);
-    // Blank lines are no header; a tab may be the end of a first name that is empty.
+    // Blank lines before the header are skipped. Tabs are not: a tab may end an empty first name.
     for byte in head.iter().skip_while(|byte| matches!(byte, b' ' | b'\n' | b'\r')) {
         if *byte == b'"' && (in_quotes || starts_field) {
-            // A doubled quote ends the quotes and begins them again.
+            // A doubled quote toggles this twice, so it has no effect.
             in_quotes = !in_quotes;
             starts_field = !in_quotes;
             continue;
@@ -41,12 +41,12 @@ pub(super) fn delimiter(head: &[u8], prefers_tabs: bool) -> u8 {
     if prefers_tabs && found[2] > 0 {
         return b'\t';
     }
-    // Of the best, `max_by_key` takes the last.
+    // If several have the same count, `max_by_key` returns the last, so the order is reversed.
     let best = (0..DELIMITERS.len()).rev().max_by_key(|which| found[*which]);
     best.map_or(b',', |which| DELIMITERS[which])
 }
 
-/// The names in the first record, and how many follow it.
+/// The names in the first record, and the number of records after it.
 pub(super) fn columns_and_rows(
     content: &FileContent<'_>,
     delimiter: u8,
@@ -75,19 +75,19 @@ enum At {
     FieldStart,
     Bare,
     Quoted,
-    /// Behind a quote that ends the quotes, unless there is another.
+    /// After a quote inside quotes: it ends the quotes, unless another quote follows.
     QuoteInQuotes,
 }
 
 struct Records {
     delimiter: u8,
     at: At,
-    /// Nothing but spaces in this record up to here.
+    /// Whether this record has only spaces and tabs so far.
     is_blank: bool,
-    /// How many have ended.
+    /// How many records have ended.
     count: u64,
     names: Vec<String>,
-    /// The beginning of a name that has not ended.
+    /// The part of the current name that was read so far.
     name: Vec<u8>,
 }
 
@@ -109,7 +109,7 @@ impl Records {
                 self.is_blank = false;
                 self.at = At::Quoted;
             }
-            // Of a line that ends with both, the second ends a blank one.
+            // If a line ends with both, the second one ends a blank record, which is ignored.
             (_, b'\n' | b'\r') => self.end_record(),
             (_, _) if byte == self.delimiter => {
                 self.is_blank = false;
@@ -124,8 +124,8 @@ impl Records {
         }
     }
 
-    /// How many records there were behind the header. A quote that was never closed may have
-    /// swallowed any number of them.
+    /// The number of records after the header. `None` if a quote was never closed: it may have
+    /// hidden any number of records.
     fn end(&mut self) -> Option<u64> {
         if self.at == At::Quoted {
             return None;

@@ -1,15 +1,15 @@
-//! The footer of a Parquet file: `FileMetaData`, in Thrift's compact protocol, its length, and the
-//! magic once more. Of the metadata, only the schema and the number of rows are read.
+//! The footer of a Parquet file: `FileMetaData` in Thrift's compact protocol, its length, and the magic bytes again.
+//! Only the schema and the number of rows are read.
 
 use super::{FileContent, MAX_COLUMNS, MAX_METADATA, column_name};
 
-/// Behind the metadata: four bytes of length and four of magic.
+/// Bytes after the metadata: four of length and four of magic.
 const TRAILER: usize = 8;
 
-/// Deeper than metadata ever is, and no danger to the stack.
+/// Deeper than any real metadata, and safe for the stack.
 const MAX_DEPTH: u32 = 32;
 
-/// Names of the columns at the top, and the number of rows the file claims to have.
+/// Names of the top-level columns, and the number of rows that the file claims to have.
 pub(super) fn columns_and_rows(content: &FileContent<'_>) -> Option<(Vec<String>, u64)> {
     let trailer_at = content.size.checked_sub(TRAILER as u64)?;
     let trailer = content.read_all(trailer_at, TRAILER)?;
@@ -27,7 +27,7 @@ fn file_metadata(thrift: &mut Thrift<'_>) -> Option<(Vec<String>, u64)> {
     let mut columns = None;
     let mut rows = None;
     let mut id = 0;
-    // What comes behind these two, all the row groups, is not even looked at.
+    // The rest of the metadata, which holds all row groups, is not read.
     while columns.is_none() || rows.is_none() {
         match thrift.field(&mut id)? {
             (_, kind::STOP) => return None,
@@ -39,7 +39,8 @@ fn file_metadata(thrift: &mut Thrift<'_>) -> Option<(Vec<String>, u64)> {
     columns.zip(rows)
 }
 
-/// A tree as a list: every element is followed by its children. Names of those of the root.
+/// The names of the children of the root. The schema is a tree stored as a list: every element is followed by its
+/// children.
 fn schema(thrift: &mut Thrift<'_>) -> Option<Vec<String>> {
     let (kind::STRUCT, length @ 1..) = thrift.list()? else {
         return None;
@@ -96,14 +97,14 @@ mod kind {
     pub(super) const UUID: u8 = 13;
 }
 
-/// Reads Thrift's compact protocol. Every element has at least one byte, whatever length is declared:
-/// no length can keep us busy for longer than the bytes last.
+/// Reads Thrift's compact protocol. Every element takes at least one byte, whatever length is declared, so a false
+/// length cannot make the parser work longer than the bytes last.
 struct Thrift<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Thrift<'a> {
-    /// The id and the type of the next field; `id` is that of the one before.
+    /// The id and the type of the next field. `id` is the id of the previous field.
     fn field(&mut self, id: &mut i64) -> Option<(i64, u8)> {
         let byte = self.byte()?;
         let (step, kind) = (byte >> 4, byte & 0x0F);
@@ -113,7 +114,7 @@ impl<'a> Thrift<'a> {
         Some((*id, kind))
     }
 
-    /// The type and the number of what follows.
+    /// The type and the number of the elements that follow.
     fn list(&mut self) -> Option<(u8, u64)> {
         let byte = self.byte()?;
         let (length, kind) = (byte >> 4, byte & 0x0F);
@@ -126,13 +127,13 @@ impl<'a> Thrift<'a> {
         self.bytes(length)
     }
 
-    /// Signs are folded into the lowest bit.
+    /// A zigzag integer: the lowest bit is the sign.
     fn integer(&mut self) -> Option<i64> {
         let folded = self.unsigned()?;
         Some((folded >> 1).cast_signed() ^ -(folded & 1).cast_signed())
     }
 
-    /// Seven bits a byte, the lowest first.
+    /// A varint: seven bits per byte, the lowest first.
     fn unsigned(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
@@ -148,7 +149,7 @@ impl<'a> Thrift<'a> {
     fn skip(&mut self, kind: u8, depth: u32) -> Option<()> {
         let depth = depth.checked_sub(1)?;
         match kind {
-            // The type is the value.
+            // The value of a boolean is in its type.
             kind::TRUE | kind::FALSE => {}
             kind::BYTE => _ = self.byte()?,
             kind::I16 | kind::I32 | kind::I64 => _ = self.unsigned()?,
@@ -183,7 +184,7 @@ impl<'a> Thrift<'a> {
         Some(())
     }
 
-    /// In a list, what is true or false takes a byte too.
+    /// In a list, a boolean takes one byte.
     fn skip_element(&mut self, kind: u8, depth: u32) -> Option<()> {
         let kind = if matches!(kind, kind::TRUE | kind::FALSE) { kind::BYTE } else { kind };
         self.skip(kind, depth)

@@ -65,7 +65,7 @@ fn formats_are_told_by_content_then_by_name() {
     for (name, bytes, format) in cases {
         assert_eq!(described(name, bytes), only(format), "{name} {bytes:?}");
     }
-    // Excel's text with two bytes a character.
+    // UTF-16, as Excel writes it.
     assert_eq!(described("a.csv", b"\xFF\xFEa\0,\0b\0\n\0"), only("csv"));
 }
 
@@ -89,14 +89,15 @@ fn tables_of_text_have_a_header_and_records() {
             &["a\nb", "say \"c\"", "d;;;;"],
             1,
         ),
-        // Quotes count at the beginning of a field only; behind them, the field goes on.
+        // A quote counts only at the beginning of a field. After the closing quote the field
+        // continues.
         ("pipe 5\",b\n6\",\"x\"y\n\"\"\n", &["pipe 5\"", "b"], 2),
     ];
     for (text, columns, rows) in cases {
         let expected = description("csv", columns, *rows);
         assert_eq!(described("a.csv", text.as_bytes()), expected, "{text:?}");
     }
-    // Said to have tabs, even if there are more of another.
+    // In a `.tsv` file tabs win, even if another delimiter occurs more often.
     assert_eq!(described("a.tsv", b"a, b, c\td\n"), description("tsv", &["a, b, c", "d"], 0));
     assert_eq!(described("a.csv", b"gr\xFCn,b\n"), description("csv", &["gr\u{FFFD}n", "b"], 0));
 }
@@ -121,7 +122,7 @@ fn tables_of_text_are_bounded() {
     assert!(!columns[0].contains('\u{FFFD}'));
     assert_eq!(columns[1], "b");
 
-    // Sparse, so that it costs nothing to make: the text, and nothing up to the size.
+    // A sparse file, so that it takes no room: the text, then a hole up to the size.
     let too_large = |text: &[u8]| {
         let file = file_of(text);
         file.set_len(MAX_COUNTED + 1).unwrap();
@@ -169,7 +170,7 @@ fn the_first_dimension_of_an_array_is_its_rows() {
     assert_eq!(rows("{'shape'"), None);
 }
 
-/// Writes what a Parquet file has at its end; there is nothing else in it.
+/// Writes the end of a Parquet file. The file has no other content.
 struct Footer(Vec<u8>);
 
 impl Footer {
@@ -181,7 +182,7 @@ impl Footer {
         self.0.push(u8::try_from(value).unwrap());
     }
 
-    /// `elements` are names and numbers of children.
+    /// `elements` are names and their numbers of children.
     fn with_schema(elements: &[(&str, usize)]) -> Footer {
         // Version 2, and a list of structs.
         let mut footer = Footer(vec![0x15, 0x04, 0x19, 0xFC]);
@@ -279,7 +280,7 @@ fn nothing_is_read_behind_the_size_and_the_cursor_stays() {
     assert_eq!(describe("a.csv", &file, u64::MAX).columns.unwrap(), ["a", "b"]);
     let footer = Footer::with_schema(&NESTED).rows(7);
     assert_eq!(describe("a.parquet", &file_of(&footer), u64::MAX).columns, None);
-    // What cannot be read at all is as good as empty.
+    // A file that cannot be read is described like an empty one.
     assert_eq!(describe("a", &File::open("/").unwrap(), 4096), only("text"));
 }
 
@@ -346,7 +347,7 @@ fn files_of_real_libraries_are_described() {
     }
 }
 
-/// Cuts the file everywhere, and changes every byte of it: nothing must panic.
+/// Cuts the file at every position, and changes every byte of it: nothing must panic.
 fn spoil_everywhere(name: &str, bytes: &[u8]) {
     let size = bytes.len() as u64;
     let file = file_of(bytes);
@@ -415,13 +416,13 @@ proptest! {
     }
 }
 
-/// A stream of Arrow's with the columns `id` and `w`, as pyarrow writes it.
+/// An Arrow stream with the columns `id` and `w`, as pyarrow writes it.
 const ARROW_STREAM: &str = "ffffffffa80000001000000000000a000c000600050008000a000000000104000c00000008000800000004000800\
     000004000000020000004000000004000000d8ffffff00000105100000001800000004000000000000000100000077000000040004000400\
     0000100014000800060007000c00000010001000000000000102100000001c0000000400000000000000020000006964000008000c000800\
     070008000000000000014000000000000000ffffffff00000000";
 
-/// Any bytes as a dataset: no panic, and little more memory than its size.
+/// Describes random bytes: no panic, and little more memory than their size.
 #[test]
 fn fuzz_descriptions() {
     let hex: Vec<u8> = ARROW_STREAM.bytes().filter(u8::is_ascii_hexdigit).collect();
@@ -442,12 +443,12 @@ fn fuzz_descriptions() {
         b"PK\x03\x04 SQLite format 3\0".to_vec(),
     ];
     let parser = belljar_fuzz::Parser::new("descriptions of datasets", seeds).cases(300);
-    // The beginning is held, and pieces that are counted; metadata once more. A name of a column
-    // takes 24 bytes at least, also where it is a comma of a header.
+    // Memory holds the beginning of the file, the chunk that is counted, and the metadata. A column
+    // name takes at least 24 bytes, even if it is only a comma in a header.
     parser.allocates_at_most(512 << 10, 48).withstands(|bytes| {
         let file = file_of(bytes);
         for name in ["a.csv", "a.tsv", "a.jsonl", "a.npy", "a.parquet", "a.feather", "a"] {
-            // As large as it is, and as it was said to be.
+            // With the real size, and with a smaller one.
             for size in [bytes.len() as u64, bytes.len() as u64 / 2] {
                 let columns = describe(name, &file, size).columns.unwrap_or_default();
                 assert!(columns.len() <= MAX_COLUMNS);

@@ -15,11 +15,11 @@ use super::template::{self, Template};
 const KEYS: &str = "`url`, `headers`, `allow`, `timeout_s` and `max_bytes`";
 
 const DEFAULT_TIMEOUT_S: u64 = 300;
-/// A day: more is a mistake.
+/// A day. A longer timeout is a mistake.
 const MAX_TIMEOUT_S: u64 = 86_400;
 const DEFAULT_MAX_BYTES: u64 = 2 << 30;
 
-/// Shorter secrets are not removed from a source's answer: they could be ordinary words.
+/// Shorter secrets are not removed from the answer of a source, because they could be ordinary words.
 const SHORTEST_SECRET: usize = 4;
 
 /// Headers that our client sets itself, or that change what a source sends.
@@ -41,11 +41,11 @@ const RESERVED: &[HeaderName] = &[
     header::IF_UNMODIFIED_SINCE,
 ];
 
-/// An entry of the setting: the source of one dataset, or of all with a prefix.
+/// An entry of the setting: the source of one dataset, or of all datasets with a prefix.
 pub(super) struct DatasetSource {
     pub(super) matches: Matches,
     template: Template,
-    /// May hold secrets, so they are sent to the template's origin only.
+    /// May hold secrets, so the headers are sent to the template's origin only.
     pub(super) headers: HeaderMap,
     /// Removed from messages of the source, the longest first.
     secrets: Vec<String>,
@@ -83,7 +83,7 @@ impl fmt::Debug for DatasetSource {
 }
 
 impl DatasetSource {
-    /// How many bytes of the id match, if it is a dataset of this source.
+    /// How many bytes of the id match; `None` if it is not a dataset of this source.
     pub(super) fn matched(&self, id: &str) -> Option<usize> {
         match &self.matches {
             Matches::Name(name) => (id == name).then_some(name.len()),
@@ -207,7 +207,7 @@ fn matches(name: &str) -> Result<Matches, String> {
     if prefix.contains('*') {
         return Err("`*` is only possible at its end".into());
     }
-    // No id begins with an invalid one.
+    // No valid id begins with an invalid one, so the prefix must be valid.
     let without_slash = prefix.strip_suffix('/').unwrap_or(prefix);
     if name != "*" {
         template::check_id(without_slash).map_err(|why| why.to_string())?;

@@ -1,7 +1,7 @@
 //! Sends one request to a source.
 //!
-//! This is hyper and not a client with its own resolver such as reqwest: the connection must go to exactly
-//! the addresses that [`Connector`] has checked, for every redirect.
+//! hyper is used because clients such as reqwest have their own resolver: for every redirect, the connection must go to
+//! exactly the addresses that [`Connector`] has checked.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(super) struct SourceConnection {
 }
 
 impl SourceConnection {
-    /// Connects to the host of `url`. `near_allowed`: also to an address that is not public.
+    /// Connects to the host of `url`. With `near_allowed`, also to an address that is not public.
     pub(super) async fn open(
         connector: &Connector,
         url: &HttpUrl,
@@ -52,7 +52,7 @@ impl SourceConnection {
             .map_err(|cause| SourceError::Lost { origin: origin.clone(), cause })?;
         let mut task = JoinSet::new();
         task.spawn(async move {
-            // Its errors also come from the response and from its body.
+            // The same errors are also returned by the response and its body.
             let _ = connection.await;
         });
         Ok(SourceConnection { sender, origin, _task: task })

@@ -1,4 +1,4 @@
-//! Errors of a source. Messages name its origin only: paths and queries may hold secrets, and those of a redirect
+//! Errors of a source. Messages name only its origin: paths and queries may hold secrets, and those of a redirect
 //! usually do.
 
 use std::io;

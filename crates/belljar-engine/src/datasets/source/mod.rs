@@ -41,11 +41,11 @@ use crate::Dns;
 /// Redirects that are followed for one dataset.
 const MAX_REDIRECTS: usize = 5;
 
-/// How long a source may send nothing in the middle of a dataset. Until its beginning, only the timeout of the
-/// source counts: some sources create datasets on request.
+/// How long a source may send nothing in the middle of a dataset. Before the first byte, only the timeout of the source
+/// applies, because some sources create datasets on request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// For an error message of a source: bytes that are read, for how long, and characters that are shown.
+/// Limits for an error message of a source: bytes that are read, the time for that, and characters that are shown.
 const MAX_MESSAGE: usize = 4 << 10;
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_MESSAGE_SHOWN: usize = 200;
@@ -77,7 +77,7 @@ pub struct Fetched {
     /// The last part of the id, with an extension if one was found.
     pub file_name: String,
     pub content_type: Option<String>,
-    /// For the next fetch.
+    /// Sent with the next fetch.
     pub etag: Option<String>,
     /// Bytes.
     pub size: u64,
@@ -108,13 +108,13 @@ impl Sources {
         self.sources.is_empty()
     }
 
-    /// Whether some source is responsible for this dataset. The source need not have it.
+    /// Whether a source is configured for this dataset. The source need not have it.
     #[must_use]
     pub fn knows(&self, id: &str) -> bool {
         self.find(id).is_ok()
     }
 
-    /// Fetches a dataset into a channel, as fast as its reader is. The content is complete only if this returns
+    /// Fetches a dataset into a channel, at the speed of the reader. The content is complete only if this returns
     /// [`FetchOutcome::Fetched`].
     ///
     /// With the ETag of an earlier fetch, an unchanged dataset is not fetched again.
@@ -273,7 +273,7 @@ fn request(
     }
     let host = HeaderValue::try_from(url.authority()).map_err(|_| unusable())?;
     headers.insert(header::HOST, host);
-    // The content is stored as it comes, so it must not be compressed for the transfer.
+    // The content is stored as it arrives, so it must not be compressed for the transfer.
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     if let Some(etag) = known_etag {
         headers.insert(header::IF_NONE_MATCH, etag.clone());
@@ -304,7 +304,7 @@ async fn failed(
     SourceError::Status { origin: url.to_string(), status: status.as_u16(), line }
 }
 
-/// The first line of a body, if it comes soon.
+/// The first line of a body, if it arrives soon.
 async fn first_line(mut body: Incoming) -> String {
     let mut received = Vec::new();
     let reading = async {

@@ -1,13 +1,13 @@
 //! The file name of a fetched dataset in a sandbox.
 
-/// The longest extension; longer ones are text after a dot.
+/// The longest extension. Longer text after a dot is not an extension.
 const MAX_EXTENSION: usize = 10;
 
-/// Extensions of server programs, which say nothing about the content.
+/// Extensions of server programs, which do not describe the content.
 const PROGRAM_EXTENSIONS: &[&str] = &["asp", "aspx", "cgi", "do", "jsp", "php"];
 
-/// The last part of the id, which clients know before the transfer. If it has no extension, one is added: that of
-/// the name in `Content-Disposition`, of the URL, or of the content type.
+/// The last part of the id, which clients know before the transfer. If it has no extension, one is added: from the name
+/// in `Content-Disposition`, the URL, or the content type.
 pub(super) fn file_name(
     id: &str,
     disposition: Option<&str>,
@@ -30,7 +30,7 @@ pub(super) fn file_name(
     }
 }
 
-/// The text after the last dot, if it has a letter: `1.2` is a version.
+/// The text after the last dot, if it contains a letter: `1.2` is a version.
 fn extension(name: &str) -> Option<String> {
     let (stem, extension) = name.rsplit('/').next()?.rsplit_once('.')?;
     let is_one = !stem.is_empty()

@@ -73,7 +73,7 @@ impl Template {
     /// The URL of dataset `id`, of which `rest` follows the prefix. Both have passed [`check_id`].
     pub(super) fn fill(&self, id: &str, rest: &str) -> Result<HttpUrl, SourceError> {
         let path = fill(&self.path, id, rest);
-        // No part of an id is `.` or `..`, but the template may have another dot before it.
+        // No part of an id is `.` or `..`, but the template may have a dot before the placeholder.
         if climbs(&path) {
             return Err(invalid(id, "it would lead out of its source's path"));
         }
@@ -114,8 +114,8 @@ fn fill(parts: &[TemplatePart], id: &str, rest: &str) -> String {
     filled
 }
 
-/// Encodes everything except unreserved characters (RFC 3986, section 2.3). `HttpUrl` encodes less, depending
-/// on where a character stands.
+/// Encodes everything except unreserved characters (RFC 3986, section 2.3). `HttpUrl` encodes fewer characters,
+/// depending on their position.
 fn percent_encode(encoded: &mut String, text: &str, keep_slashes: bool) {
     for byte in text.bytes() {
         let is_kept = byte.is_ascii_alphanumeric()
@@ -124,19 +124,19 @@ fn percent_encode(encoded: &mut String, text: &str, keep_slashes: bool) {
         if is_kept {
             encoded.push(char::from(byte));
         } else {
-            // Writing to a string succeeds.
+            // Writing to a string cannot fail.
             let _ = write!(encoded, "%{byte:02X}");
         }
     }
 }
 
-/// Whether a server may take this path for one of a parent directory.
+/// Whether a server may read this path as one in a parent directory.
 fn climbs(path: &str) -> bool {
     let path = path.to_ascii_lowercase().replace("%2e", ".");
     path.split('/').any(|segment| matches!(segment, "." | ".."))
 }
 
-/// Refuses ids that a server may take for another path.
+/// Refuses ids that a server may read as another path.
 pub(super) fn check_id(id: &str) -> Result<(), SourceError> {
     if id.is_empty() {
         return Err(invalid(id, "it is empty"));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     proptest! {
-        /// An id changes neither the host nor the rest of the path and of the query.
+        /// An id changes neither the host nor the rest of the path and the query.
         #[test]
         fn no_id_leaves_its_placeholder(id in "\\PC{1,40}") {
             prop_assume!(check_id(&id).is_ok());

@@ -1,4 +1,4 @@
-//! Sources that behave and sources that do not, on real sockets.
+//! Correct and faulty sources, on real sockets.
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -19,12 +19,12 @@ use crate::error::in_full;
 
 const SECRET: &str = "hunter2-and-more";
 
-/// What a test's server does with a request.
+/// How the server of a test answers a request.
 enum Reply {
     Whole(String),
-    /// Says this and leaves the connection open.
+    /// Sends this and leaves the connection open.
     ThenSilence(String),
-    /// Says this, and a space every now and then, for ever.
+    /// Sends this, and then a space now and then, without end.
     ThenDrip(String),
 }
 
@@ -77,7 +77,7 @@ impl Server {
     }
 }
 
-/// `None` when the client has gone.
+/// `None` when the client has disconnected.
 async fn answer(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     seen: &Mutex<Vec<String>>,
@@ -133,7 +133,7 @@ fn add_name(sources: &mut Sources, name: &str, addresses: &[IpAddr]) {
     sources.connector = connector.with_name(name, addresses);
 }
 
-/// One source at `data.test`, which is allowed, and with it `other.test`.
+/// One source at `data.test`, which is allowed, as is `other.test`.
 fn source_at(server: &Server, more: Value) -> Sources {
     let mut source = json!({
         "url": format!("{}/d/{{path}}", server.url("data.test")),
@@ -160,7 +160,7 @@ async fn fetch(sources: &Sources, id: &str) -> Result<(Fetched, String), SourceE
     }
 }
 
-/// The code and the message of the error, after a check that they hold no secret.
+/// The code and the message of the error. Checks that they contain no secret.
 async fn refused(sources: &Sources, id: &str) -> (&'static str, String) {
     let error = fetch(sources, id).await.unwrap_err();
     for said in [in_full(&error), format!("{error:?}"), format!("{sources:?}")] {
@@ -431,7 +431,7 @@ async fn cancelled_transfers_and_unreachable_hosts_are_reported() {
     let given_up = source_at(&server, json!({}));
     let (sender, chunks) = mpsc::channel(1);
     drop(chunks);
-    // In a task of its own, as the engine will want it.
+    // In a separate task, as in the engine.
     let fetching = tokio::spawn(async move { given_up.fetch("s/a", None, sender).await });
     assert_eq!(fetching.await.unwrap().unwrap_err().code(), "source_abandoned");
 

@@ -88,7 +88,7 @@ impl EngineState {
         let _permit = self.fetching.acquire().await;
         let arriving = begin_arrival(self)?;
         let outcome = self.config.dataset_sources.fetch(source, etag, arriving.sender()).await;
-        // A write that failed has ended the transfer, so its error is the cause.
+        // A failed write ends the transfer, so the error of the write is the cause.
         let arrived = arriving.finish().await.map_err(EngineError::KeepDataset)?;
         let fetched = match outcome.map_err(EngineError::Source)? {
             FetchOutcome::NotModified => return Ok(None),
@@ -107,7 +107,7 @@ impl EngineState {
         Ok(Some((content, known)))
     }
 
-    /// Stages content under its file name from the source, which may have an extension that `asked` has not.
+    /// Stages content under its file name from the source, which may have an extension that `asked` does not have.
     async fn stage_as(
         self: &Arc<Self>,
         session: &Session,
@@ -120,7 +120,7 @@ impl EngineState {
         let name = asked.with_file_name(&known.file_name).unwrap_or_else(|_| asked.clone());
         let info = self.stage(session, &name, Some(source), content).await?;
         if name != *asked {
-            // It was pending under the other name.
+            // The dataset was pending under the other name.
             self.store.remove_dataset(&session.id, asked.as_str()).await?;
         }
         Ok(DatasetInfo { cached: Some(cached), ..info })

@@ -13,14 +13,14 @@ use crate::datasets::{
 };
 use crate::error::EngineError;
 
-/// Files in a listing.
+/// The most files in a listing.
 pub(super) const LISTED: TreeLimits = TreeLimits { files: 1000, depth: 16 };
 
-/// Files of a listing that are described.
+/// How many files of a listing are described.
 const DESCRIBED: usize = 100;
 
-/// Where files must be copied to be read, larger ones are not described. Their beginning and end would be enough,
-/// but all of a file is copied.
+/// If files must be copied to be read, larger ones are not described. Their beginning and end would be enough, but only
+/// the whole file can be copied.
 const MAX_COPIED: u64 = 64 << 20;
 
 /// The files below `root`, and datasets that are pending or have failed.
@@ -42,7 +42,7 @@ pub(super) async fn list(
         let description = described.remove(&file.path);
         datasets.push(info_of_file(root, name, &file, row, description));
     }
-    // Code in the session removed a loaded dataset that has no file.
+    // A loaded dataset without a file was removed by code in the session, so it is not listed.
     let absent = known.into_values().filter(|row| row.status != DatasetStatus::Loaded);
     let mut absent: Vec<&DatasetRow> = absent.collect();
     absent.sort_by_key(|row| Reverse(row.updated_ms));
@@ -61,7 +61,7 @@ fn info_of_file(
     row: Option<&DatasetRow>,
     description: Option<Description>,
 ) -> DatasetInfo {
-    // Code may have overwritten it.
+    // Code in the session may have overwritten the file.
     let unchanged = row.filter(|row| is_unchanged(row, file.size, file.modified_ns));
     // A newer dataset of this name is pending or has failed.
     let replacement = row.filter(|row| {
@@ -81,7 +81,7 @@ fn info_of_file(
     }
 }
 
-/// Whether a file is still the staged one, judged by its size and time.
+/// Whether a file is still the staged one, judged by its size and modification time.
 pub(super) fn is_unchanged(row: &DatasetRow, size: u64, modified_ns: i64) -> bool {
     row.status == DatasetStatus::Loaded
         && row.size == Some(size)

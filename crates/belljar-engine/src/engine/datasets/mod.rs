@@ -25,7 +25,7 @@ use listing::list;
 use stage::{info_of_row, is_damage, row};
 
 impl Engine {
-    /// Stages content that is in the cache from another session of the tenant; `None` if it is not.
+    /// Stages content that another session of the tenant has put into the cache; `None` if it is not cached.
     pub async fn stage_known(
         &self,
         who: &Principal,
@@ -52,7 +52,7 @@ impl Engine {
         in_background(staging).await
     }
 
-    /// Fetches a dataset from its source, unless the session has it; `begun` receives its state first.
+    /// Fetches a dataset from its source, unless the session has it. `begun` receives the pending state first.
     pub async fn stage_from_source(
         &self,
         who: &Principal,
@@ -73,7 +73,7 @@ impl Engine {
         }
         self.shared.dataset_pending(&session, &name, Some(source)).await?;
         let pending = row(&session, &name, Some(source), DatasetStatus::Pending);
-        // Most callers only wait for the end.
+        // Most callers wait only for the end, so the receiver may be gone.
         let _ = begun.send(info_of_row(pending));
         let fetched = self.shared.fetch(&session, &name, source, refresh).await;
         let outcome = match &fetched {
@@ -106,7 +106,7 @@ impl Engine {
         Ok((access, listing))
     }
 
-    /// Copies files of `/session/data` to the host and makes artifacts of them: the named ones, or all.
+    /// Copies files of `/session/data` to the host and makes them artifacts: the named ones, or all.
     pub async fn export(
         &self,
         who: &Principal,
@@ -126,7 +126,7 @@ impl Engine {
         Ok(exports)
     }
 
-    /// A live session with its sandbox. Waits for one that is being created, or found again after a restart.
+    /// A live session with its sandbox. Waits if the session is being created, or found again after a restart.
     pub(in crate::engine) async fn settled_session(
         &self,
         who: &Principal,

@@ -1,4 +1,4 @@
-//! Copies content into a session, and records how far each dataset is.
+//! Copies content into a session, and stores the status of each dataset.
 
 use std::io;
 use std::sync::Arc;

@@ -15,8 +15,8 @@ use crate::state::EngineState;
 use crate::store::Digest;
 use crate::uploads::UploadPermit;
 
-/// A dataset that a client is sending. Dropped before [`Upload::finish`], it has failed, and no part of it is
-/// visible in the session.
+/// A dataset that a client is sending. If it is dropped before [`Upload::finish`], it is stored as failed, and no part
+/// of it is visible in the session.
 #[derive(Debug)]
 pub struct Upload {
     shared: Arc<EngineState>,
@@ -66,7 +66,7 @@ impl Engine {
         let _permit = self.shared.uploads.permit(&who.tenant, id).await?;
         let arriving = Some(begin_arrival(&self.shared)?);
         let shared = Arc::clone(&self.shared);
-        // From here on, dropping it records a failure.
+        // From here on, dropping the upload stores a failure.
         let upload = Upload { shared, session, name, promised, received: 0, arriving, _permit };
         self.shared.dataset_pending(&upload.session, &upload.name, None).await?;
         self.note_dataset(who, id, "dataset.upload", "begun", upload.name.as_str());
@@ -75,9 +75,9 @@ impl Engine {
 }
 
 impl Upload {
-    /// Adds bytes, as fast as they can be written.
+    /// Adds bytes, at the speed of the disk.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), EngineError> {
-        // Checked here too, because an error of the writer is only seen with the next bytes.
+        // The size is checked here too, because an error of the writer is seen only with the next bytes.
         self.received += bytes.len() as u64;
         let limit = self.shared.config.dataset_bytes;
         if self.received > limit {
@@ -90,7 +90,7 @@ impl Upload {
         if is_sent {
             return Ok(());
         }
-        // The writer has failed, and returns why.
+        // The writer has failed, and returns the error.
         let error = match self.arriving.take() {
             Some(arriving) => arriving.finish().await.err().map(EngineError::KeepDataset),
             None => None,

@@ -1,5 +1,6 @@
-//! What follows the end of an execution in the guest, before clients see the end: its artifacts are stored and, if the
-//! session wants that, a checkpoint is taken. One execution at a time: several may end at the same moment.
+//! The steps between the end of an execution in the guest and the end that clients see: its artifacts are stored and,
+//! if the session has checkpoints, a checkpoint is taken. Several executions may end at the same moment, so they are
+//! handled one at a time.
 //!
 //! ```text
 //!   performer ── artifacts? ──▶ waiting ──▶ task ──▶ answer ── checkpoint? ──▶ waiting ──▶ task ──▶ answer
@@ -18,7 +19,7 @@ use crate::session::Session;
 use crate::session::checkpoint::{CheckpointOutcome, CheckpointTask};
 use crate::state::EngineState;
 
-/// Requests that may wait for the driver; more than a session has executions.
+/// How many requests may wait for the driver; more than a session has executions.
 const REQUESTS: usize = 256;
 
 /// An execution that has ended in the guest.
@@ -42,7 +43,7 @@ enum Step {
     Checkpoint { answer: oneshot::Sender<CheckpointOutcome> },
 }
 
-/// How performers of executions ask the driver. If the session ends meanwhile, nothing is stored.
+/// Sends requests of performers to the driver. If the session ends meanwhile, nothing is stored.
 #[derive(Debug, Clone)]
 pub(in crate::session) struct AftermathSender(mpsc::Sender<AftermathRequest>);
 
@@ -59,7 +60,7 @@ impl AftermathSender {
         self.ask(ended, |answer| Step::Artifacts { fingerprint, answer }).await.unwrap_or_default()
     }
 
-    /// Takes a checkpoint, if the session wants one, and makes this the execution that the session is at.
+    /// Takes a checkpoint, if the session has checkpoints, and records that the session is now at this execution.
     pub(in crate::session) async fn checkpoint(&self, ended: EndedExec) -> CheckpointOutcome {
         self.ask(ended, |answer| Step::Checkpoint { answer }).await.flatten()
     }
@@ -82,13 +83,13 @@ pub(super) struct AftermathQueue {
     waiting: VecDeque<AftermathRequest>,
     /// At most one task.
     pub(super) running: JoinSet<AftermathDone>,
-    /// What is known of the artifacts directory. A task that needs it has it meanwhile.
+    /// What is known of the artifacts directory. While a task uses it, the task owns it.
     memory: ArtifactMemory,
-    /// Executions that have ended in the guest and wait for their aftermath: they change nothing any more.
+    /// Executions that have ended in the guest and wait for these steps. They no longer change the session.
     ended: HashSet<String>,
 }
 
-/// What a task returns to the driver, with the answer for the performer.
+/// The result of a task for the driver, with the answer for the performer.
 pub(super) enum AftermathDone {
     Artifacts {
         memory: ArtifactMemory,
@@ -125,7 +126,7 @@ impl AftermathQueue {
         self.ended.remove(exec_id);
     }
 
-    /// Refuses requests from now on, so that no performer waits for an answer, and waits for the task that runs.
+    /// Refuses requests from now on, so that no performer waits for an answer, and waits for the running task.
     pub(super) async fn close(&mut self) {
         self.requests.close();
         while self.requests.try_recv().is_ok() {}
@@ -151,7 +152,7 @@ impl Driver {
                 self.base = base;
                 self.answer_checkpoint(&exec, outcome, answer);
             }
-            // A defect of ours. The performer goes on without an answer.
+            // This is a bug. The performer continues without an answer.
             Err(panic) => {
                 tracing::error!(session.id = self.session.id, "failed to store artifacts: {panic}");
             }
@@ -194,7 +195,7 @@ impl Driver {
     fn take_checkpoint(&mut self, ended: EndedExec, answer: oneshot::Sender<CheckpointOutcome>) {
         let EndedExec { exec, sandbox, joined } = ended;
         let bounds = match self.session.spec.checkpoints {
-            // Background work ends at no particular point of the session.
+            // There is no checkpoint after background work, because it can end while other executions run.
             Some(bounds) if !exec.request.background => bounds,
             _ => return self.answer_checkpoint(&exec, None, answer),
         };
@@ -221,7 +222,8 @@ impl Driver {
         outcome: CheckpointOutcome,
         answer: oneshot::Sender<CheckpointOutcome>,
     ) {
-        // Before the answer: a client that sees the end of the execution finds the session there.
+        // Set before the answer is sent, so that a client that sees the end of the execution also sees the session at
+        // it.
         if !exec.request.background {
             self.is_at(&exec.id);
         }

@@ -1,5 +1,5 @@
-//! Work of no urgency that the driver does not wait for: files for people beside those of a session on disk, and telling the
-//! guest what it may drop.
+//! Work without urgency, for which the driver does not wait: writes the readable files of a session on disk, and sends
+//! the guest the ids of executions that it may drop.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::clock;
 use crate::session::{Session, View};
 use crate::session_directory::SessionDirectory;
 
-/// Executions that the guest is told to drop in one call, unless they are large.
+/// How many executions are collected for one call that lets the guest drop them, unless they are large.
 const FORGET_AT_ONCE: usize = 16;
 
-/// A transcript of this size is dropped by the guest at once.
+/// The guest may drop a transcript of this size at once.
 const LARGE_TRANSCRIPT: usize = 64 * 1024;
 
 impl Driver {
@@ -26,7 +26,7 @@ impl Driver {
         }
     }
 
-    /// Writes the variables of the Python kernel to `python_state.json`, for people.
+    /// Writes the variables of the Python kernel to `python_state.json`, for people to read.
     pub(super) fn write_variables(&mut self, sandbox: &SandboxLease) {
         self.variables_at = None;
         let (session, sandbox) = (Arc::clone(&self.session), sandbox.clone());
@@ -41,7 +41,8 @@ impl Driver {
         }
     }
 
-    /// The same for the end of the session, when nothing else writes any more: a session that is started again writes its own.
+    /// The same at the end of the session, when nothing else writes. A session that is started again writes its own
+    /// metadata.
     pub(super) async fn write_last_metadata(&mut self, end: &View) {
         while self.chores.join_next().await.is_some() {}
         if let Some(record) = self.session.record.clone() {
@@ -51,7 +52,8 @@ impl Driver {
         }
     }
 
-    /// An execution is safe in the database: the guest may drop it. Several are collected for one call.
+    /// The execution is stored in the database, so the guest may drop it. Several executions are collected for one
+    /// call.
     pub(super) fn forget_in_guest(&mut self, sandbox: SandboxLease, exec_id: &str, bytes: usize) {
         self.forgettable.push(exec_id.to_owned());
         if self.forgettable.len() < FORGET_AT_ONCE && bytes < LARGE_TRANSCRIPT {
@@ -59,7 +61,7 @@ impl Driver {
         }
         let exec_ids = std::mem::take(&mut self.forgettable);
         self.chores.spawn(async move {
-            // If this fails, the guest drops them by itself, in time.
+            // If this fails, the guest drops them later by itself.
             let _ = sandbox.link().call(Call::Forget { exec_ids }, &[]).await;
             None
         });
@@ -85,7 +87,7 @@ fn write_metadata(session: &Session, record: &SessionDirectory, view: &View) -> 
         "statistics": { "execs": view.execs },
     });
     let written = record.write_metadata(&metadata);
-    // A session that has ended may have a successor with the same key.
+    // After the end of this session, another session may have the same key.
     if let Some(key) = session.key.as_deref().filter(|_| view.ended_ms.is_none())
         && let Err(error) = record.show_by_key(&session.tenant, key)
     {
@@ -101,11 +103,11 @@ pub(super) async fn write_variables(session: &Session, sandbox: &Sandbox) -> Opt
     session.record.as_ref()?;
     match sandbox.kernel_state(Language::Python).await {
         Ok(variables) => store_variables(session, variables).await,
-        // It was never started, has crashed or ran out of memory: there are no variables.
+        // The kernel was never started, has crashed or ran out of memory, so there are no variables.
         Err(RuntimeError::Refused(refusal)) if refusal.code == RefusalCode::NoKernel => {
             store_variables(session, KernelVariables::default()).await
         }
-        // Busy, or silent: they are written when what runs now has ended.
+        // The kernel is busy or does not answer. The variables are written when the running execution has ended.
         Err(_) => None,
     }
 }

@@ -1,4 +1,4 @@
-//! The sandbox of a session: created, taken from the pool, or taken over from an earlier server.
+//! Gets the sandbox of a session: creates it, takes it from the pool, or takes it over from an earlier server.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::state::durability;
 use crate::store::SessionRow;
 
 impl Driver {
-    /// Makes the session ready. `None` if it is over, or left to the next server.
+    /// Makes the session ready. `None` if it has ended, or is left to the next server.
     pub(super) async fn create(&mut self, origin: Origin) -> Option<SandboxLease> {
         let adopted = matches!(origin, Origin::Adopted(_));
         let is_new = matches!(origin, Origin::Cold) && self.next_number == 1;
@@ -24,9 +24,9 @@ impl Driver {
         let mut leaving = self.state.leaving.subscribe();
         let created = tokio::select! {
             created = self.sandbox_of(origin) => Some(created),
-            // An adopted sandbox has to be ended, so it is found first.
+            // An adopted sandbox must be destroyed, so it is found first even if a stop is requested.
             _ = stop.wait_for(Option::is_some), if !adopted => None,
-            // The next server finds it as this one did, or removes what is half-made.
+            // The next server finds the sandbox as this one did, or removes what is incomplete.
             _ = leaving.wait_for(|leaving| *leaving) => return None,
         };
         let created = match created {
@@ -35,7 +35,7 @@ impl Driver {
         };
         match created {
             Some(Ok(sandbox)) => return Some(self.begin_ready(sandbox, adopted).await),
-            // A session that was to be stopped is stopped, and not failed.
+            // If a stop was requested, the session ends as stopped, not as failed.
             Some(Err(error)) if self.session.stop.borrow().is_none() => {
                 self.fail(error, is_new).await;
             }
@@ -57,7 +57,7 @@ impl Driver {
         self.warn_of_soft_disk().await;
         self.apply(Happening::SandboxReady);
         if !adopted {
-            // Its life begins now, and not when it was requested.
+            // The time to live begins now, not when the session was requested.
             self.touch(self.session.spec.ttl_s);
         }
         self.publish();
@@ -74,7 +74,7 @@ impl Driver {
             let _ = tokio::task::spawn_blocking(move || record.remove_if_unused()).await;
         }
         if let Some(failure) = self.failure.take() {
-            // The caller may have gone.
+            // The caller may have disconnected.
             let _ = failure.send(error);
         }
         self.over(self.final_view(Happening::SandboxFailed, &because)).await;
@@ -126,7 +126,7 @@ impl Driver {
         }
     }
 
-    /// Creates the first sandbox of a session and stores how to find it, before it is used.
+    /// Creates the first sandbox of a session and stores its handle before it is used.
     async fn first_sandbox(&self) -> Result<Sandbox, EngineError> {
         let sandbox = self.new_sandbox().await?;
         let session = &self.session;
@@ -154,7 +154,7 @@ impl Driver {
         }
     }
 
-    /// Another sandbox for this session, to restore a snapshot into: from the pool, if one fits.
+    /// Another sandbox for this session, into which a snapshot is restored. It is taken from the pool, if one fits.
     pub(super) async fn fresh_sandbox(&self) -> Result<Sandbox, EngineError> {
         let spec = &self.session.spec;
         // A sandbox of the pool has a directory of its own.
@@ -175,7 +175,7 @@ impl Driver {
             self.check_disk(record).await?;
         }
         let mut spec = state.sandbox_spec(&session.spec, &session.id)?;
-        // Sandboxes of the pool have no such label: they belong to no tenant when they are made.
+        // Sandboxes of the pool have no such label, because they belong to no tenant when they are created.
         spec.labels.push(("belljar.tenant".to_owned(), session.tenant.clone()));
         spec.volumes = state.volumes_for_session(&session.tenant, &session.spec.volumes).await?;
         let soft =
@@ -189,7 +189,7 @@ impl Driver {
         pool::warm_sandbox(&state.runtime, &spec).await
     }
 
-    /// Finds the sandbox of an earlier server again, or makes sure that nothing of it is left.
+    /// Finds the sandbox of an earlier server. If that fails, makes sure that nothing of it is left.
     async fn adopt(&self, handle: Handle) -> Result<Sandbox, EngineError> {
         let (session, state) = (&self.session, &self.state);
         let spec = state.sandbox_spec(&session.spec, &session.id)?;
@@ -207,7 +207,8 @@ impl Driver {
         }
     }
 
-    /// Refuses files on disk whose size is not enforced, where the operator wants that; otherwise warns if they are too large.
+    /// If the operator requires enforced sizes, refuses files on disk whose size is not enforced. Otherwise warns if
+    /// they are too large.
     async fn check_disk(&self, record: &SessionDirectory) -> Result<(), EngineError> {
         let disk = &self.state.config.disk;
         let Some(place) = soft_place(record).await else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! The end of a session: stopped, lost, or left to the next server.
+//! Ends a session that is stopped or lost, or leaves it to the next server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,21 +18,21 @@ use crate::session::perform::Performed;
 use crate::session::{View, ended};
 use crate::state::durability;
 
-/// How long the variables may take to be written when a session is stopped.
+/// How long writing the variables may take when a session is stopped.
 const LAST_VARIABLES: Duration = Duration::from_secs(2);
 
-/// How long leases may delay the end of a session. Its sandbox is killed by then, so calls that use it fail at once; what
-/// remains are clients that do not read their answer.
+/// How long leases may delay the end of a session. Its sandbox is killed by then, so calls that use it fail at once.
+/// The remaining leases belong to clients that do not read their response.
 const LEASE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long chores may delay leaving the session to the next server.
+/// How long chores may delay handing the session to the next server.
 const CHORE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why the driver ends a session, or leaves it.
 pub(super) enum EndReason {
     Stop(String),
     SandboxLost,
-    /// The server ends; the sandbox goes on for the next one.
+    /// The server ends; the sandbox keeps running for the next server.
     ServerLeaving,
 }
 
@@ -47,7 +47,7 @@ impl Driver {
             EndReason::SandboxLost => {
                 let oom = ran_out_of_memory(&sandbox).await;
                 let because = if oom { "it ran out of memory" } else { "its sandbox ended" };
-                // Its variables are gone with it.
+                // The variables are lost with the sandbox.
                 store_variables(&self.session, KernelVariables::default()).await;
                 (Phase::Failed, because.to_owned())
             }
@@ -70,7 +70,7 @@ impl Driver {
         let (id, durability) = (&self.session.id, durability(&self.session.spec));
         let stored = self.state.store.set_phase(id, Phase::Stopping, None, durability).await;
         if let Err(error) = stored {
-            // It ends all the same: the caller wants its resources back.
+            // The session ends anyway, because the caller wants its resources back.
             tracing::error!(session.id = id, "failed to store the phase: {}", in_full(&error));
         }
         if self.session.record.is_some() && !self.works() {
@@ -78,8 +78,8 @@ impl Driver {
         }
     }
 
-    /// Destroys the sandbox when its leases are returned. One that stays out does not delay the session's end: the sandbox is
-    /// dead, and what is left of it is removed later.
+    /// Destroys the sandbox when its leases are returned. A lease that is not returned does not delay the end of the
+    /// session: the sandbox is dead, and the rest of it is removed later.
     async fn destroy(&mut self, sandbox: SandboxLease) {
         let gate = Arc::clone(&self.session.sandbox);
         gate.close();
@@ -124,8 +124,8 @@ impl Driver {
         ended(self.session.view(), phase, because)
     }
 
-    /// Stores that the session has ended, gives its room back and publishes its end: in this order, so that a client that sees the
-    /// end can create a session with the same key, in the same room.
+    /// Stores that the session has ended, releases its capacity and publishes its end. The order matters: a client that
+    /// sees the end can create a session with the same key and the same capacity.
     pub(super) async fn over(&mut self, end: View) {
         let (id, phase) = (&self.session.id, end.phase.name());
         self.session.store_end(&self.state, &end).await;
@@ -136,7 +136,7 @@ impl Driver {
         self.view.send_replace(end);
     }
 
-    /// Ends every execution that runs or waits, with a reason.
+    /// Ends every running or waiting execution, with a reason.
     async fn end_execs(&mut self, sandbox: &Sandbox, phase: Phase, because: &str) {
         let (status, reason) = match phase {
             Phase::Stopped => (Status::Interrupted, format!("the session was ended: {because}")),
@@ -156,7 +156,7 @@ impl Driver {
                 self.live.send_modify(|live| drop(live.remove(&exec.id)));
             }
         }
-        // Those whose end was being stored already; then all others.
+        // First those whose end is being stored already, then all others.
         self.all_settled().await;
         for exec in self.session.live_execs() {
             self.settle(None, exec);
@@ -164,7 +164,7 @@ impl Driver {
         self.all_settled().await;
     }
 
-    /// The server ends and the session does not: what runs goes on in the sandbox.
+    /// The server ends and the session does not: running executions continue in the sandbox.
     async fn leave(&mut self) {
         self.all_settled().await;
         let _ = timeout(CHORE_PATIENCE, async { while self.chores.join_next().await.is_some() {} })
@@ -173,7 +173,8 @@ impl Driver {
         self.aftermath.running.shutdown().await;
         let Some(sandbox) = self.session.sandbox.take() else { return };
         self.state.usage.close(&self.session.id, &self.session.tenant, &sandbox);
-        // Requests may still have leases. It must not be cleaned up with the last of them: the next server takes it over.
+        // Requests may still have leases. The sandbox must not be destroyed with the last lease, because the next
+        // server takes it over.
         std::mem::forget(sandbox);
     }
 }

@@ -1,4 +1,4 @@
-//! What happens to a session that is idle for a while: its large values go to disk.
+//! Moves large values of an idle session to disk.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,18 +13,18 @@ use crate::config::SpillPolicy;
 use crate::exec::Stage;
 use crate::session::Session;
 
-/// A kernel that refused to move its values is asked again after this.
+/// The pause before a kernel that refused to move its values is asked again.
 const SPILL_PACE: Duration = Duration::from_secs(10);
 
-/// The smallest value that goes to disk, where only the session says that any should.
+/// The smallest value that is moved to disk if only the session, and not the server, enables it.
 const SPILL_BYTES: u64 = 1 << 20;
 
 /// When the values of a session are moved next.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Spilling {
-    /// The last use of the session after which everything that can be moved was moved.
+    /// The last use of the session after which everything movable was moved.
     done_since: Option<Instant>,
-    /// Not before this.
+    /// The earliest time of the next attempt.
     again_at: Option<Instant>,
 }
 
@@ -33,13 +33,13 @@ pub(super) struct Spilling {
 pub(super) struct Spilled {
     /// The last use of the session before the attempt.
     used: Instant,
-    /// Nothing is left to be moved until the session is used again.
+    /// Nothing is left to move until the session is used again.
     done: bool,
     warning: Option<String>,
 }
 
 impl Driver {
-    /// When values of this session go to disk: what the session asked for, else what the server is set up for.
+    /// When values of this session are moved to disk: the setting of the session, else the setting of the server.
     fn spill_policy(&self) -> Option<SpillPolicy> {
         let own = self.state.config.spill;
         match self.session.spec.spill_s {
@@ -93,7 +93,7 @@ impl Driver {
     }
 }
 
-/// Whether nothing is left to do until the session is used again; and a warning, perhaps.
+/// Returns whether nothing is left to do until the session is used again, and a warning, if any.
 async fn spill(
     session: &Session,
     sandbox: &Sandbox,
@@ -102,11 +102,11 @@ async fn spill(
     let ask = SpillAsk { frame_bytes: policy.frame_bytes, array_bytes: policy.array_bytes };
     match sandbox.spill(Language::Python, ask).await {
         Ok(Some(report)) => {
-            // A kernel that was busy, or used meanwhile, is asked again.
+            // A kernel that was busy, or was used meanwhile, is asked again.
             let done = report.reason.is_empty() && !report.disturbed;
             (done, log_report(session, &report))
         }
-        // The guest is of an older version, which cannot do this.
+        // The guest is of an older version, which does not support this.
         Ok(None) => (true, None),
         // There is no kernel, so there are no values.
         Err(RuntimeError::Refused(refusal)) if refusal.code == RefusalCode::NoKernel => {

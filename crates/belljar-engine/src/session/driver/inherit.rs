@@ -1,4 +1,4 @@
-//! Goes on with the executions that an earlier server had accepted.
+//! Continues the executions that an earlier server had accepted.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ impl Driver {
         };
         let known: Vec<&str> =
             sandbox.link().known_execs().iter().map(|known| known.exec_id.as_str()).collect();
-        // What is stored may be dropped by the guest; the earlier server may not have come to tell it.
+        // The guest may drop executions that are stored. The earlier server may have ended before it sent that.
         let stored = known.iter().filter(|id| !unfinished.iter().any(|row| row.id == **id));
         self.forgettable.extend(stored.map(|id| (*id).to_owned()));
-        // Those that the guest knows were accepted before those that it does not know.
+        // Executions that the guest knows were accepted before those that it does not know.
         let (joined, again): (Vec<ExecRow>, Vec<ExecRow>) =
             unfinished.into_iter().partition(|row| known.contains(&row.id.as_str()));
         for row in joined {
@@ -43,8 +43,8 @@ impl Driver {
         Arc::new(Exec::new(row.id, row.number, row.request, row.code.into(), row.accepted_ms))
     }
 
-    /// Follows an execution that runs in the guest, or has ended there. Several of one lane may have ended meanwhile: none of
-    /// them waits for another.
+    /// Follows an execution that runs in the guest, or has ended there. Several executions of one lane may have ended
+    /// meanwhile, so none of them waits for another.
     fn join(&mut self, sandbox: &SandboxLease, exec: Arc<Exec>) {
         let running = sandbox.link().known_execs().iter();
         let running = running.filter(|known| known.running).any(|known| known.exec_id == exec.id);
@@ -56,7 +56,8 @@ impl Driver {
             None => self.beside += 1,
         }
         if !running {
-            // A server that was killed before it had stored its result may have returned it already.
+            // If the earlier server was killed before it stored the result, it may have returned the result to the
+            // client already.
             self.ended_before.insert(exec.id.clone());
         }
         let (go, turn) = oneshot::channel();

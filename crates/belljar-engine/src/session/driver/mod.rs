@@ -11,8 +11,8 @@
 //!    └─ failed, or stopped before it was created ────────▶ over
 //! ```
 //!
-//! The [`Driver`] is the only one that changes a session. Tasks that it starts get what they need as arguments and
-//! return what the driver has to know:
+//! Only the [`Driver`] changes a session. Tasks that it starts get what they need as arguments and return what the
+//! driver has to know:
 //!
 //! | task | started in | returns |
 //! | --- | --- | --- |
@@ -22,8 +22,8 @@
 //! | writes files and rows of no urgency | [`chores`] | a warning, perhaps |
 //! | moves values to disk | [`idle`] | whether anything is left to move |
 //!
-//! Tasks use the sandbox through a lease. For whatever needs the sandbox exclusively, the driver closes the gate and waits
-//! until all leases are returned ([`quiescent`]).
+//! Tasks use the sandbox through a lease. For work that needs the sandbox exclusively, the driver closes the gate and
+//! waits until all leases are returned ([`quiescent`]).
 
 mod aftermath;
 mod chores;
@@ -74,17 +74,18 @@ use sleep::SleepEnd;
 /// Where a session's sandbox comes from.
 #[derive(Debug)]
 pub(crate) enum Origin {
-    /// A warm sandbox of the pool; its row is stored.
+    /// A warm sandbox of the pool. The row of the session is stored already.
     Pool(Box<Sandbox>),
-    /// It has to be created.
+    /// A new sandbox has to be created.
     Cold,
-    /// An earlier server left it, with what it had begun.
+    /// An earlier server left the sandbox, with executions that it had begun.
     Adopted(Box<Handle>),
-    /// An earlier server ended before it was created.
+    /// An earlier server ended before the sandbox was created.
     Lost,
-    /// The session is hibernated; with a sandbox that an earlier server did not come to remove, or to fill.
+    /// The session is hibernated. There may be a sandbox that an earlier server had not yet removed, or not yet
+    /// restored into.
     Hibernated(Option<Box<Handle>>),
-    /// It begins with the snapshot of another session, and fails if its kernel cannot be restored.
+    /// The session begins with the snapshot of another session, and fails if its kernel cannot be restored.
     Fork,
 }
 
@@ -104,19 +105,19 @@ struct Driver {
     live: watch::Sender<LiveExecs>,
     /// Receives the error if the session cannot be created.
     failure: Option<oneshot::Sender<EngineError>>,
-    /// Room within the server's limits while the session has a sandbox.
+    /// Capacity reserved while the session has a sandbox.
     reservation: Option<Reservation>,
-    /// The same among hibernated sessions, while it is one.
+    /// Capacity reserved while the session is hibernated.
     sleeping: Option<Reservation>,
     lanes: HashMap<Language, Lane>,
-    /// Commands that run; they do not wait for each other.
+    /// How many commands are running; they do not wait for each other.
     beside: usize,
     performing: JoinSet<(Arc<Exec>, Performed)>,
     aftermath: AftermathQueue,
     settling: JoinSet<Settled>,
     /// Why the end of an execution could not be stored, while that is retried.
     not_stored: Option<StoreError>,
-    /// Executions that are safe in the database; the guest may drop them.
+    /// Executions that are stored in the database; the guest may drop them.
     forgettable: Vec<String>,
     /// Files and rows being written; each returns a warning, or nothing.
     chores: JoinSet<Option<String>>,
@@ -124,11 +125,11 @@ struct Driver {
     spilling: Spilling,
     /// The last snapshot of its Python kernel, or the one that it was restored from.
     base: Option<u64>,
-    /// Executions that an earlier server had accepted: their log entry may exist already.
+    /// Executions that an earlier server had accepted. Their log entry may exist already.
     inherited: HashSet<String>,
-    /// Those of them that had ended in the guest before this server came: only their output has to be read.
+    /// Those of them that had ended in the guest before this server started. Only their output has to be read.
     ended_before: HashSet<String>,
-    /// A request that waits until that output is read, and until when. No command is handled meanwhile.
+    /// A request that waits until that output is read, and its deadline. No command is handled meanwhile.
     postponed: Option<(Instant, QuiescentRequest)>,
     /// The sandbox's network access, while there is a sandbox.
     network: Option<belljar_network::Serving>,
@@ -139,19 +140,19 @@ struct Driver {
     variables_at: Option<Instant>,
     /// When the expiry was last stored.
     expiry_stored: Option<Instant>,
-    /// It does not hibernate by itself before this.
+    /// The session does not hibernate by itself before this time.
     hibernate_again_at: Option<Instant>,
     /// Whether waking fails if the kernel cannot be restored.
     kernel_required: bool,
 }
 
-/// How exactly the expiry is stored: the next server may end a session earlier by this.
+/// The precision of the stored expiry: the next server may end a session earlier by this much.
 const EXPIRY_PACE: Duration = Duration::from_secs(5);
 
-/// The longest time from now that an `Instant` is computed for; what is later counts as never.
+/// The longest time from now for which an `Instant` is computed; later times count as never.
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// Warnings that a session keeps.
+/// The most warnings that a session keeps.
 const MAX_WARNINGS: usize = 20;
 
 fn later(from: Instant, by: Duration) -> Instant {
@@ -250,7 +251,7 @@ impl Driver {
         }
     }
 
-    /// Changes the phase as the rules say.
+    /// Changes the phase according to the rules.
     fn apply(&self, happening: Happening) {
         self.view.send_modify(|view| match rules::next(view.phase, happening) {
             Some(phase) => view.phase = phase,
@@ -285,13 +286,13 @@ impl Driver {
         self.session.stop.borrow().clone().unwrap_or_else(|| "it was stopped".into())
     }
 
-    /// Whether something other than background work goes on.
+    /// Whether anything other than background work is running.
     fn works(&self) -> bool {
         let live = self.live.borrow();
         live.values().any(|exec| !exec.request.background && exec.stage() != Stage::Finished)
     }
 
-    /// The session was used now, and lives at least this long from now on; never shorter than before.
+    /// Marks the session as used now. It lives at least this long from now on, and never shorter than before.
     fn touch(&mut self, ttl_s: u64) {
         let now = Instant::now();
         self.used = now;
@@ -305,7 +306,7 @@ impl Driver {
         }
     }
 
-    /// Why a session ends whose deadline has passed.
+    /// The reason of the end for a session whose deadline has passed.
     fn expired(&self) -> String {
         self.state.metrics.expired.inc();
         let idle = self.expires > self.deadline();

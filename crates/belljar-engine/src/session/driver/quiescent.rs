@@ -1,5 +1,5 @@
-//! Requests that are handled while no execution runs: hibernate, fork, restore. And how the driver gets exclusive use of the
-//! sandbox.
+//! Handles requests that need a session without running executions: hibernate, fork, restore. Also takes exclusive use
+//! of the sandbox for the driver.
 
 use std::time::Duration;
 
@@ -14,17 +14,17 @@ use crate::exec::Stage;
 use crate::rules::Happening;
 use crate::snapshots::ForkSource;
 
-/// How long leases that are out may delay exclusive use.
+/// How long unreturned leases may delay exclusive use.
 const LEASE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a request waits until the output of executions of an earlier server is read.
 const READ_PATIENCE: Duration = Duration::from_secs(10);
 
-/// A session that could not be hibernated is tried again after this.
+/// The pause after a failed hibernation, before the next attempt.
 const HIBERNATE_PAUSE: Duration = Duration::from_secs(60);
 
 pub(super) enum QuiescentRequest {
-    /// `asked` is `None` if the driver does it by itself.
+    /// `asked` is `None` if the driver hibernates the session by itself.
     Hibernate {
         force: bool,
         asked: Option<(Quota, Answer<Vec<String>>)>,
@@ -60,7 +60,7 @@ impl Driver {
         Some(self.hibernate_again_at.map_or(due, |again| again.max(due)))
     }
 
-    /// Handles a request now, if nothing runs. Otherwise it is refused, or postponed for a moment.
+    /// Handles a request now if nothing runs. Otherwise it is refused, or postponed for a moment.
     pub(super) fn when_quiescent(&mut self, request: QuiescentRequest) -> Option<ServeEnd> {
         let until = Instant::now() + READ_PATIENCE;
         self.when_quiescent_until(request, until)
@@ -91,7 +91,7 @@ impl Driver {
         }
     }
 
-    /// Whether all that goes on is to read the output of executions that had ended before this server came.
+    /// Whether the only remaining work is reading the output of executions that had ended before this server started.
     fn only_reads(&self) -> bool {
         let live = self.live.borrow();
         let mut unfinished = live.values().filter(|exec| exec.stage() != Stage::Finished);
@@ -120,7 +120,7 @@ impl Driver {
         sandbox: SandboxLease,
         request: QuiescentRequest,
     ) -> Option<SandboxLease> {
-        // Every execution has an end, so its performer returns.
+        // Every execution has ended, so its performer returns.
         while let Some(performed) = self.performing.join_next().await {
             if let Ok((exec, performed)) = performed {
                 self.performed(&sandbox, exec, performed);
@@ -176,7 +176,7 @@ impl Driver {
         }
     }
 
-    /// Takes exclusive use of the sandbox: there are no new leases, and those that are out are waited for, but not for ever.
+    /// Takes exclusive use of the sandbox: there are no new leases, and it waits for existing ones with a time limit.
     pub(super) async fn exclusive(
         &mut self,
         sandbox: SandboxLease,
@@ -186,7 +186,7 @@ impl Driver {
         gate.close();
         drop(sandbox);
         let returned = async {
-            // Tasks of the driver have leases too, and something to report.
+            // Tasks of the driver have leases too, and results to return.
             self.all_settled().await;
             while let Some(done) = self.chores.join_next().await {
                 self.chore_done(done.ok().flatten());
@@ -201,7 +201,7 @@ impl Driver {
             Ok(None) | Err(_) => {
                 let sandbox = gate.reopen();
                 self.apply(Happening::RestEnded);
-                // With a full disk, the end of an execution waits to be stored and keeps its lease.
+                // If the disk is full, the end of an execution waits to be stored and keeps its lease.
                 let error = match self.not_stored.take() {
                     Some(not_stored) => EngineError::Store(not_stored),
                     None => self.not_quiescent("a call that uses it is in progress".into()),
@@ -211,7 +211,7 @@ impl Driver {
         }
     }
 
-    /// Gives up exclusive use: the sandbox is lent again.
+    /// Ends exclusive use: the sandbox is lent again.
     pub(super) fn end_exclusive(&mut self, sandbox: Sandbox) -> SandboxLease {
         let sandbox = self.session.sandbox.open(sandbox);
         self.apply(Happening::RestEnded);

@@ -1,4 +1,4 @@
-//! Serves a session that has a sandbox: one event after another.
+//! Serves a session that has a sandbox, one event after another.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use super::{Answer, Command, Driver, EXPIRY_PACE, Performed, SandboxLease};
 use crate::error::{EngineError, in_full};
 use crate::exec::Exec;
 
-/// Why a session is not served any longer.
+/// Why serving a session ends.
 pub(super) enum ServeEnd {
     Over(EndReason),
-    /// A request is handled while no execution runs. The session is served again afterwards, or it sleeps.
+    /// A request needs a session without running executions. Afterwards the session is served again, or it sleeps.
     Quiescent(QuiescentRequest),
 }
 
@@ -37,7 +37,7 @@ enum Event {
     Settled(Result<Settled, JoinError>),
     ChoreDone(Option<String>),
     Spilled(Option<Spilled>),
-    /// A postponed request has waited long enough.
+    /// The deadline of a postponed request has passed.
     PatienceOver,
     Command(Command),
     SandboxEnded,
@@ -61,7 +61,7 @@ impl Driver {
         }
     }
 
-    /// Waits for the next event. Those that end the session come first, then those that end work.
+    /// Waits for the next event. Events that end the session have priority, then those that end work.
     async fn next_event(&mut self, sandbox: &Sandbox) -> Event {
         let deadline = self.deadline();
         let is_attached = self.session.is_attached();
@@ -102,7 +102,7 @@ impl Driver {
                     .performed(sandbox, exec, performed)
                     .then_some(EndReason::SandboxLost.into());
             }
-            // A defect of ours. The execution must not wait for ever.
+            // This is a bug. The execution must not wait forever.
             Event::Performed(Err(panic)) => {
                 tracing::error!(session.id = self.session.id, "failed to perform: {panic}");
                 return Some(EndReason::SandboxLost.into());
@@ -170,7 +170,7 @@ impl Driver {
         });
     }
 
-    /// Whether the expiry should be stored now; if so, it counts as stored.
+    /// Whether the expiry should be stored now. If so, it counts as stored.
     pub(super) fn expiry_is_due(&mut self) -> bool {
         let now = Instant::now();
         let due = self.expiry_stored.is_none_or(|last| now - last >= EXPIRY_PACE);
@@ -193,7 +193,7 @@ impl Driver {
     }
 }
 
-/// Waits until a time; without one, for ever.
+/// Waits until a time; without one, forever.
 async fn until(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,

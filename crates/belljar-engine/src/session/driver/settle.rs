@@ -1,4 +1,5 @@
-//! Stores the end of an execution: in the session's log, in the database and in the usage counters. Only then may the guest drop it.
+//! Stores the end of an execution: in the session's log, in the database and in the usage counters. Only then may the
+//! guest drop the execution.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,17 +20,17 @@ use crate::store::{FinishedExec, StoreError};
 const STORE_RETRIES: u32 = 600;
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// The end of an execution on its way into the database.
+/// The end of an execution that is being stored.
 pub(super) struct Settling {
     exec: Arc<Exec>,
-    /// Held until the end is stored: until then the guest must not be ended by hibernation.
+    /// Held until the end is stored, so that hibernation does not end the guest before.
     sandbox: Option<SandboxLease>,
     ended_ms: i64,
     expires_ms: Option<i64>,
     retries_left: u32,
 }
 
-/// An attempt to store it.
+/// The result of an attempt to store it.
 pub(super) struct Settled {
     settling: Settling,
     /// The size of what was stored.
@@ -38,7 +39,7 @@ pub(super) struct Settled {
 }
 
 impl Driver {
-    /// Stores the end of an execution; without a sandbox, the guest is not told.
+    /// Stores the end of an execution. Without a sandbox, no call to the guest follows.
     pub(super) fn settle(&mut self, sandbox: Option<&SandboxLease>, exec: Arc<Exec>) {
         if exec.transcript.outcome().is_none() {
             return;
@@ -80,7 +81,7 @@ impl Driver {
                 }
             }
             Err(error) if settling.retries_left > 0 && !self.is_leaving() => {
-                // The disk is full, perhaps. Until there is room, this server and the guest keep it.
+                // The disk may be full. Until there is room, this server and the guest keep the execution.
                 settling.retries_left -= 1;
                 self.not_stored = Some(error);
                 self.store_again(settling);
@@ -100,7 +101,7 @@ impl Driver {
         self.live.send_modify(|live| drop(live.remove(&exec_id)));
     }
 
-    /// Waits until the end of every execution is stored, or was given up.
+    /// Waits until the end of every execution is stored, or storing it was given up.
     pub(super) async fn all_settled(&mut self) {
         while let Some(settled) = self.settling.join_next().await {
             self.settled(settled);
@@ -115,7 +116,7 @@ impl Driver {
         });
     }
 
-    /// Whether the session is about to end here, so that nothing is retried.
+    /// Whether the driver is about to end, so that nothing is retried.
     fn is_leaving(&self) -> bool {
         *self.state.leaving.borrow() || self.session.stop.borrow().is_some()
     }

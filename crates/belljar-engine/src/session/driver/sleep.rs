@@ -1,4 +1,4 @@
-//! A hibernated session: it is only files, until a command needs its sandbox.
+//! Handles commands for a hibernated session, which has no sandbox, only files.
 
 use tokio::time::sleep_until;
 
@@ -79,7 +79,7 @@ impl Driver {
         }
     }
 
-    /// The session stays hibernated, with the checkpoint as its state.
+    /// Makes the checkpoint the state of the session, which stays hibernated.
     async fn restore_asleep(&self, exec: &str) -> Result<(), EngineError> {
         let manifest = self.checkpoint(exec).await?;
         let id = self.state.snapshot_store.next_id();
@@ -89,7 +89,7 @@ impl Driver {
         Ok(())
     }
 
-    /// The snapshot that a hibernated session is.
+    /// The snapshot of a hibernated session.
     pub(super) async fn hibernated(&self) -> Result<Manifest, EngineError> {
         self.snapshots().last().await.ok_or_else(|| {
             let gone = std::io::Error::other("its snapshot is gone");

@@ -6,8 +6,8 @@
 //!   serve ◀─────────────┘
 //! ```
 //!
-//! Killed before the row says `hibernated`, the session is its sandbox; killed after that, it is its snapshot, until the row says
-//! `ready` again (see [`wake`](super::wake)).
+//! If the server is killed before the row says `hibernated`, the next server uses the sandbox. If it is killed after
+//! that, the next server uses the snapshot, until the row says `ready` again (see [`wake`](super::wake)).
 
 use belljar_runtime::Sandbox;
 
@@ -36,7 +36,7 @@ impl Driver {
             Ok(manifest) => manifest,
             Err(error) => return Err((Some(self.end_exclusive(sandbox)), error)),
         };
-        // From here on the session is its snapshot.
+        // From here on the session is its snapshot, not its sandbox.
         self.apply(Happening::SandboxAsleep);
         self.network = None;
         self.forgettable.clear();
@@ -82,7 +82,7 @@ impl Driver {
             session: &self.session.id,
             tenant: &self.session.tenant,
             places,
-            // Memory, and as much again for files on disk.
+            // Memory, and the same again for files on disk.
             room: limits.memory.saturating_add(limits.tmpfs).saturating_mul(2),
             force,
             sync,
@@ -99,7 +99,7 @@ impl Driver {
         self.state.snapshot_store.of_session(&self.session.id)
     }
 
-    /// Removes earlier snapshots that are no checkpoints: only the newest is needed.
+    /// Removes earlier snapshots that are not checkpoints: only the newest is needed.
     pub(super) async fn drop_earlier(&self, newest: &Manifest) {
         let newest = newest.id;
         let dropped = self.snapshots().run(move |files| files.forget_before(newest)).await;
@@ -110,7 +110,7 @@ impl Driver {
         self.state.snapshot_store.count(&self.session.id, &self.session.tenant).await;
     }
 
-    /// A snapshot of the present state, for other sessions to begin with.
+    /// A snapshot of the present state, from which other sessions begin.
     pub(super) async fn fork_now(
         &mut self,
         sandbox: &Sandbox,
@@ -159,14 +159,14 @@ impl Driver {
         self.forgettable.clear();
         self.state.usage.close(&self.session.id, &self.session.tenant, &present);
         present.destroy().await;
-        // The row has the fresh sandbox already: if it gets no network, it goes on and has a warning.
+        // The row has the fresh sandbox already. If it gets no network, the session continues with a warning.
         let _ = self.attach_network(&fresh, true).await;
         self.is_at(exec);
         self.touch(self.session.spec.ttl_s);
         (Some(self.end_exclusive(fresh)), Ok(()))
     }
 
-    /// A fresh sandbox with this snapshot in it; its row is stored.
+    /// A fresh sandbox into which this snapshot is restored; its handle is stored.
     async fn restored_sandbox(&self, manifest: &Manifest) -> Result<Sandbox, EngineError> {
         let fresh = self.fresh_sandbox().await?;
         let restored = match revive(&fresh, &self.snapshots(), manifest, true).await {

@@ -1,4 +1,4 @@
-//! Wakes a hibernated session: a fresh sandbox gets the files and the kernel of its snapshot.
+//! Wakes a hibernated session: restores the files and the kernel of its snapshot into a fresh sandbox.
 //!
 //! ```text
 //!   sleep ── a command, if there is room ──▶ sandbox ──▶ row: waking ──▶ files, kernel ──▶ row: ready ──▶ serve
@@ -22,7 +22,7 @@ use crate::store::{Durability, ExecFilter, ExecRow};
 const RECENT: u32 = 20;
 
 impl Driver {
-    /// Restores the session from its snapshot. If that fails, it stays hibernated.
+    /// Restores the session from its snapshot. If that fails, the session stays hibernated.
     pub(super) async fn wake(&mut self, quota: Quota) -> Result<SandboxLease, EngineError> {
         let begun = Instant::now();
         let reservation = match self.reservation.take() {
@@ -69,7 +69,7 @@ impl Driver {
         Err(error)
     }
 
-    /// Brings a snapshot into a fresh sandbox and makes it the session's.
+    /// Restores a snapshot into a fresh sandbox and makes it the sandbox of the session.
     async fn fill(&mut self, sandbox: &Sandbox, manifest: &Manifest) -> Result<(), EngineError> {
         let handle = Some(sandbox.handle().clone());
         let id = self.session.id.clone();
@@ -81,7 +81,8 @@ impl Driver {
         Ok(store.set_sandbox(&id, Phase::Ready, handle, Durability::Process).await?)
     }
 
-    /// Begins with a session that an earlier server had hibernated, or was about to wake: a sandbox that it left is removed.
+    /// Begins with a session that an earlier server had hibernated, or was about to wake. A sandbox that the earlier
+    /// server left is removed.
     pub(super) async fn begin_hibernated(&mut self, left: Option<Handle>) {
         if let Some(handle) = left {
             Arc::clone(&self.state.runtime).discard(&handle).await;
@@ -95,7 +96,7 @@ impl Driver {
         self.apply(Happening::SandboxAsleep);
     }
 
-    /// Finds the execution that the session was at under an earlier server.
+    /// Finds the execution whose end state the session had under an earlier server.
     pub(super) async fn find_last_exec(&self) {
         let filter = ExecFilter { newest_first: true, beyond: None, finished: true, limit: RECENT };
         let foreground = |row: ExecRow| (!row.request.background).then_some(row.id);

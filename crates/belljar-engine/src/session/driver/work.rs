@@ -1,4 +1,4 @@
-//! The executions of a session: accepted, queued, interrupted, and settled when they have ended.
+//! Accepts, queues and interrupts the executions of a session, and stores their end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,8 @@ impl Driver {
                 let _ = answer.send(Err(EngineError::ExecDiffers(known.id.clone())));
                 return;
             }
-            // The first request may be on its way to the database, which may know the id already.
+            // The first request may not be stored yet, and the database may have the id already, so wait for the
+            // result.
             tokio::spawn(async move {
                 let _ = answer.send(known.once_accepted().await);
             });
@@ -59,7 +60,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Starts an execution beside the others, or puts it into the queue of its kernel.
+    /// Starts an execution in parallel to the others, or puts it into the queue of its kernel.
     pub(super) fn begin(&mut self, sandbox: &SandboxLease, exec: Arc<Exec>, begin: Begin) {
         let (go, turn) = oneshot::channel();
         match exec.request.lane() {
@@ -106,7 +107,7 @@ impl Driver {
         match performed {
             Performed::Never => {
                 self.live.send_modify(|live| drop(live.remove(&exec.id)));
-                // If no later execution has a number, the next one gets this.
+                // If no later execution has a number, the next one gets this number.
                 if exec.number + 1 == self.next_number {
                     self.next_number = exec.number;
                 }
@@ -121,7 +122,7 @@ impl Driver {
         matches!(performed, Performed::SandboxLost)
     }
 
-    /// Interrupts one execution, or all; those that wait are taken out of the queue.
+    /// Interrupts one execution, or all. Waiting executions are removed from the queue.
     pub(super) fn interrupt(
         &mut self,
         sandbox: &SandboxLease,
@@ -133,7 +134,7 @@ impl Driver {
         if let Some(id) = exec_id
             && chosen.is_empty()
         {
-            // An execution that has ended counts as interrupted. An unknown one does not: the caller looks for it in the
+            // An execution that has ended counts as interrupted. An unknown one does not: the caller looks it up in the
             // database.
             return match self.session.live_exec(id) {
                 Some(_) => Ok(0),

@@ -1,4 +1,4 @@
-//! The file of a download.
+//! The target file of a download.
 //!
 //! ```text
 //!   ID.part, locked ── complete, and its hash matches ──▶ the file, by a rename
@@ -67,7 +67,7 @@ pub(super) struct Download {
 }
 
 impl Download {
-    /// The target by `output`, or else by the artifact's name; refuses to overwrite without `force`.
+    /// The target: `output`, or else the artifact's name. Does not overwrite a file without `force`.
     pub(super) fn of(artifact: &Artifact, output: Option<&Path>, force: bool) -> Result<Download> {
         let file = match output {
             None => PathBuf::from(harmless(&artifact.name)),
@@ -88,7 +88,7 @@ impl Download {
         }
     }
 
-    /// Opens and locks the part, with the content of an earlier download.
+    /// Opens and locks the part file, which may have content of an earlier download.
     pub(super) fn open(&self, artifact: &Artifact) -> Result<Sink<File>> {
         let context = || format!("failed to write `{}`", self.part.display());
         let part = File::options()
@@ -118,7 +118,7 @@ impl Download {
         Ok(Sink { to: part, hash: sink.hash, written: sink.written })
     }
 
-    /// Renames the part to the target.
+    /// Renames the part file to the target.
     pub(super) fn finish(&self, part: &File) -> Result<()> {
         let context = || format!("failed to write `{}`", self.file.display());
         // After a power cut the target is complete or does not exist.

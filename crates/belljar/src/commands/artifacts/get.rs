@@ -52,7 +52,7 @@ pub(super) async fn get(client: &Client, args: &ArtifactsGetArgs) -> Result<Exit
     let download = Download::of(&artifact, args.output.as_deref(), args.force)?;
     let mut sink = download.open(&artifact)?;
     let resumed_at = sink.written();
-    // After Ctrl-C the user must learn of the part file.
+    // Handled, so that after Ctrl-C the user is informed about the part file.
     let mut ctrl_c = signal(SignalKind::interrupt()).context("failed to listen for signals")?;
     let fetched = tokio::select! {
         fetched = fetch(client, &artifact, &mut sink) => fetched,
@@ -91,7 +91,7 @@ async fn print_content(client: &Client, artifact: &Artifact) -> Result<ExitCode>
     }
     let cause = printed.as_ref().err().and_then(|error| error.downcast_ref::<io::Error>());
     if cause.is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe) {
-        // The reader wanted only the beginning.
+        // The reader closed the pipe: it wanted only the beginning.
         return Ok(ExitCode::SUCCESS);
     }
     printed.map(|()| ExitCode::SUCCESS)
@@ -109,7 +109,7 @@ fn say_kept<W: Write>(download: &Download, sink: &Sink<W>) {
     }
 }
 
-/// Downloads what is missing; reconnects if the server is lost.
+/// Downloads the missing content; reconnects if the server is lost.
 async fn fetch<W: Write>(client: &Client, artifact: &Artifact, sink: &mut Sink<W>) -> Result<()> {
     let mut progress = Progress::of_bytes(plain(&artifact.name), Some(artifact.size));
     let mut outage = Outage::default();
@@ -130,7 +130,7 @@ async fn fetch<W: Write>(client: &Client, artifact: &Artifact, sink: &mut Sink<W
     Ok(())
 }
 
-/// The next bytes of what is missing.
+/// The next bytes of the missing content.
 async fn next(
     client: &Client,
     artifact: &Artifact,
@@ -161,12 +161,12 @@ async fn next(
     }
 }
 
-/// Opens the content by a new link: an older one may have expired during an outage.
+/// Opens the content with a new link, because an older link may have expired during an outage.
 async fn open(client: &Client, artifact: &Artifact, from: u64) -> Result<Content, ClientError> {
     let ask = json!({ "method": "GET" });
     let link = client.post(&format!("{}/url", path_of(&artifact.id)), &ask).await?;
     let url = link["url"].as_str().unwrap_or_default();
-    // Only the path of the link: its host may be meant for other clients.
+    // Uses only the path of the link, because its host may be meant for other clients.
     let path = url.rfind("/artifacts/").map(|at| &url[at..]);
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/?=&%".contains(&byte);
     let path = path.filter(|path| path.bytes().all(is_plain));

@@ -39,7 +39,7 @@ pub(super) async fn list(client: &Client, args: &ArtifactsListArgs) -> Result<Ex
         Some(name) => find_known_id(client, name).await?,
         None => None,
     };
-    // Artifacts are kept when their session is removed, and those of a run never had one.
+    // Artifacts are kept when their session is removed, and a run has no session.
     let session = known.as_ref().or(args.session.as_ref());
     let (artifacts, more) = gather(client, session, args).await?;
     if let (Some(name), None, []) = (&args.session, &known, &artifacts[..]) {
@@ -64,7 +64,7 @@ pub(super) async fn list(client: &Client, args: &ArtifactsListArgs) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads pages up to the limit; the artifacts, and whether there are more.
+/// Reads pages up to the limit. Returns the artifacts, and whether there are more.
 async fn gather(
     client: &Client,
     session: Option<&String>,

@@ -102,7 +102,7 @@ struct Artifact {
     session_id: String,
     exec_id: String,
     url: String,
-    /// On the server's machine; older servers do not send it.
+    /// The path on the server's machine; older servers do not send it.
     host_path: Option<String>,
 }
 
@@ -122,14 +122,14 @@ async fn find(client: &Client, id: &str) -> Result<Value> {
     client.get(&path_of(id)).await.map_err(explain)
 }
 
-/// Adds how to list artifacts to the error about an unknown one.
+/// Adds to the error about an unknown artifact how to list artifacts.
 fn explain(error: ClientError) -> anyhow::Error {
     let unknown = error.is("artifact_not_found");
     let error = anyhow::Error::from(error);
     if unknown { anyhow::anyhow!("{error}; `belljar artifacts list` shows all") } else { error }
 }
 
-/// A link to an artifact; for a server behind a socket, which is on this machine, the path of the file.
+/// A link to an artifact. For a server behind a socket, which is on this machine: the path of the file.
 fn shown_link(client: &Client, artifact: &Artifact) -> String {
     let path = || artifact.host_path.as_deref().map(plain);
     let get = || format!("`belljar artifacts get {}`", artifact.id);

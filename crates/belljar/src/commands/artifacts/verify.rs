@@ -31,7 +31,7 @@ const EXIT_LOST: u8 = 1;
 
 pub(super) fn verify(args: &ArtifactsVerifyArgs, settings: &Settings) -> Result<ExitCode> {
     let (database, blobs_dir) = (&settings.artifacts.database, &settings.artifacts.blobs_dir);
-    // Without permission to look, the database may exist.
+    // Without permission to read the directory, the database may still exist.
     let is_there = database.try_exists().with_context(|| {
         format!("failed to look for the database of artifacts `{}`", database.display())
     })?;

@@ -94,7 +94,7 @@ pub(super) fn build(args: &ImageBuildArgs, settings: &Settings) -> Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-/// The hidden command with which a build runs each of its commands.
+/// The hidden command that runs one step of a build.
 pub(in crate::commands) fn build_step() -> Result<ExitCode> {
     let code = belljar_image::perform_step().context("failed to run a build step")?;
     Ok(output::exit_code(code))

@@ -251,10 +251,10 @@ fn note_keyless(audit: &Audit, forgotten: usize) {
 /// The effect of revoking a key.
 struct Revoked {
     row: KeyRow,
-    /// Revoked now, not before.
+    /// The key was revoked now, not earlier.
     revoked_now: bool,
     is_last: bool,
-    /// Keys that were removed, so that none is needed.
+    /// Number of keys that were removed, so that no key is needed.
     forgotten: usize,
 }
 
@@ -273,7 +273,7 @@ async fn revoke_in(store: &dyn Store, id: &str, allow_keyless: bool) -> Result<R
     Ok(Revoked { row, revoked_now, is_last, forgotten })
 }
 
-/// Changes nothing while other keys are valid: their owners rely on requests without a key being refused.
+/// Fails while other keys are valid: their owners rely on requests without a key being refused.
 fn refuse_others(rows: &[KeyRow], but: Option<&str>) -> Result<()> {
     if let Some(id) = but
         && !rows.iter().any(|row| row.id == id)
@@ -292,7 +292,8 @@ fn none_valid(rows: &[KeyRow]) -> bool {
     rows.iter().all(|row| row.revoked_ms.is_some())
 }
 
-/// No key is needed: everyone who may write to the database may do this.
+/// The principal of a change on the command line. No key is needed: every user with write access to the database may do
+/// this.
 fn on_behalf_of(row: &KeyRow) -> Principal {
     Principal { tenant: row.tenant.clone(), ..Principal::default() }
 }

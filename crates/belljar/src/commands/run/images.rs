@@ -12,7 +12,7 @@ use belljar_proto::exec::MimeBundle;
 const KINDS: [(&str, &str); 4] =
     [("image/png", "png"), ("image/jpeg", "jpg"), ("image/gif", "gif"), ("image/svg+xml", "svg")];
 
-/// How many names are tried if files with these names exist.
+/// How many file names are tried if files with these names exist.
 const MAX_TRIES: usize = 10_000;
 
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub(super) struct Saved {
     pub(super) lost: Vec<String>,
 }
 
-/// Saves the image of every display that has one, in order.
+/// Saves one image of every display that has one, in order.
 pub(super) fn save(shown: &[MimeBundle], directory: &Path) -> Saved {
     let mut saved = Saved::default();
     for (number, (kind, ending, data)) in shown.iter().filter_map(image).enumerate() {
@@ -52,7 +52,7 @@ fn bytes(kind: &str, data: &str) -> io::Result<Vec<u8>> {
     STANDARD.decode(plain).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Writes a new file into a directory, which is created if needed, under a name that is not taken.
+/// Writes a new file under an unused name. Creates the directory if needed.
 pub(super) fn write_new(
     directory: &Path,
     stem: &str,

@@ -1,7 +1,7 @@
 //! Passes our standard input to the code.
 //!
-//! Python code asks before it reads, so that a run which reads nothing leaves the input to other programs. Bash cannot
-//! ask and gets the input from the start.
+//! Python code sends a request before it reads. So a run that reads nothing leaves the input to other programs. Bash
+//! cannot send a request and gets the input from the start.
 
 use std::io::{self, IsTerminal, Read};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,12 +31,12 @@ impl Input {
         (Input { pieces: Some(pieces), hidden: Arc::default() }, received)
     }
 
-    /// No input: the code finds the end of its input at once.
+    /// No input: the code reads the end of its input at once.
     pub(super) fn none() -> mpsc::Receiver<Vec<u8>> {
         mpsc::channel(1).1
     }
 
-    /// The code waits for input. A script prints its questions itself, except those whose answer must be hidden.
+    /// Handles a request for input. A script prints its prompts itself, except those whose answer must be hidden.
     pub(super) fn asked(&mut self, body: &[u8]) {
         if let Ok(InputRequest { prompt, password: true }) = serde_json::from_slice(body) {
             eprint!("{}", output::without_escapes(&prompt));
@@ -55,7 +55,7 @@ impl Input {
             let mut buffer = vec![0; PIECE];
             while let Ok(n @ 1..) = stdin.read(&mut buffer) {
                 if hidden.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
-                    // The terminal did not show Enter either.
+                    // The terminal did not echo Enter either.
                     eprintln!();
                 }
                 if pieces.blocking_send(buffer[..n].to_vec()).is_err() {
@@ -65,8 +65,8 @@ impl Input {
         });
     }
 
-    /// The same for code that cannot ask. In the background nothing is read, because reading from the terminal would stop
-    /// the process.
+    /// The same for code that cannot send requests. In the background nothing is read, because reading from the
+    /// terminal would stop the process.
     pub(super) fn begin_unasked(&mut self) {
         let stdin = io::stdin();
         if stdin.is_terminal() && !tty::may_read(&stdin) {

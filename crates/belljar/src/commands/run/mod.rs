@@ -35,7 +35,7 @@ use input::Input;
 use modules::ModuleFiles;
 use notebook::Notebook;
 
-/// How many leftover files are named.
+/// How many leftover files are listed by name.
 const MAX_NAMED: usize = 5;
 
 /// What to run, and how.
@@ -62,9 +62,9 @@ struct Told<'a> {
 /// When the code gets our standard input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum InputOf {
-    /// Never: it cannot read it, or the input was the code itself.
+    /// Never: the code cannot read it, or the input was the code itself.
     Nobody,
-    /// When it asks.
+    /// When the code requests it.
     Asking,
     FromTheStart,
 }
@@ -214,7 +214,7 @@ fn data_mount(path: &Path) -> Result<DataMount> {
     Ok(DataMount { host_path })
 }
 
-/// Short enough for a directory name, and unique.
+/// A unique id, short enough for a directory name.
 fn new_id() -> String {
     format!("run_{}", &process::random_name()[..12])
 }
@@ -250,7 +250,7 @@ async fn execute_code(
         _ => output::pass_through(&event.event, &event.body),
     };
     let (result, left) = run.execute(runtime, interrupted, pieces, watch).await?;
-    // Restores the terminal first, if the code ended during a question.
+    // Restores the terminal first, if the code ended during a prompt.
     drop(input);
     let mut lost = !result.artifacts.artifacts_refused.is_empty();
     if json {
@@ -395,7 +395,7 @@ fn report_leftovers(left: &Leftovers) {
     ));
 }
 
-/// Saves displayed images and lists their files; whether one could not be saved.
+/// Saves displayed images and lists their files. Returns whether one could not be saved.
 fn save_images(result: &ExecResult, directory: &Path) -> bool {
     let saved = images::save(&result.results, directory);
     for path in &saved.files {
@@ -407,7 +407,7 @@ fn save_images(result: &ExecResult, directory: &Path) -> bool {
     !saved.lost.is_empty()
 }
 
-/// Becomes true with Ctrl-C, SIGTERM or SIGHUP, which end the code. We clean up and report the result.
+/// Becomes true on Ctrl-C, SIGTERM or SIGHUP, which end the code. We still clean up and report the result.
 fn interruptions() -> Result<watch::Receiver<bool>> {
     let (sender, receiver) = watch::channel(false);
     for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
@@ -440,7 +440,7 @@ fn hint(result: &ExecResult, file: Option<&Path>, settings: &Settings) {
     }
 }
 
-/// The file that code did not find, if it is in our working directory or in that of the script.
+/// The file that the code did not find, if it exists in our working directory or in that of the script.
 fn missing_here(message: &str, file: Option<&Path>) -> Option<String> {
     let name = message.rsplit_once(": '")?.1.strip_suffix('\'')?;
     let path = Path::new(name);
@@ -449,7 +449,7 @@ fn missing_here(message: &str, file: Option<&Path>) -> Option<String> {
     is_here.then(|| name.to_owned())
 }
 
-/// Reports the end of the code, as far as its output does not show it.
+/// Reports the parts of the code's end that its output does not show.
 fn report(result: &ExecResult) {
     let reason = result.reason.as_deref();
     Ending { status: result.status, reason, dropped: result.dropped, images: 0 }.report();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use belljar_engine::run::BroughtFile;
 
-/// The most that is copied. A directory with more was not meant to be copied as a whole.
+/// Limits of what is copied. A directory with more was probably not meant to be copied.
 const MAX_FILES: usize = 1000;
 const MAX_BYTES: u64 = 64 << 20;
 
@@ -22,13 +22,13 @@ const TAKEN: &[u8] = b"artifacts";
 pub(super) struct ModuleFiles {
     pub(super) files: Vec<BroughtFile>,
     bytes: u64,
-    /// Not everything was copied.
+    /// Whether some files were not copied, because of the limits.
     pub(super) is_cut: bool,
 }
 
 impl ModuleFiles {
     /// Finds modules (`name.py`), packages (directories with `__init__.py`) and other directories that the code
-    /// imports. Hidden files and what cannot be read are left out.
+    /// imports. Skips hidden files and files that cannot be read.
     pub(super) fn find(script: &Path, code: &[u8]) -> Result<ModuleFiles> {
         let context = || format!("failed to look for modules beside `{}`", script.display());
         // Python follows a link to a script and searches the directory of its target.
@@ -101,7 +101,7 @@ fn readable(path: &Path) -> Option<u64> {
     fs::File::open(path).ok().map(|_| metadata.len())
 }
 
-/// The first parts of the names that code imports, by a search of its lines.
+/// The first parts of the names that the code imports, found by a search of its lines.
 fn imported(code: &[u8]) -> HashSet<String> {
     let text = String::from_utf8_lossy(code);
     let mut names = HashSet::new();

@@ -64,14 +64,14 @@ impl Notebook {
         self.shown[number].watch(event, body);
     }
 
-    /// Records the end of a cell; whether it failed.
+    /// Records the end of a cell. Returns whether it failed.
     pub(super) fn ended(&mut self, number: usize, result: &ExecResult) -> bool {
         self.shown[number].end(result);
         let failed = result.status != Status::Ok || result.exit_code != 0;
         failed && !(is_tagged(&self.cell(number), MAY_FAIL) && result.status == Status::Error)
     }
 
-    /// Its index among all cells of the document.
+    /// The index of a cell among all cells of the document.
     pub(super) fn index(&self, number: usize) -> usize {
         self.to_run[number]
     }
@@ -96,7 +96,7 @@ impl Notebook {
     }
 }
 
-/// Formats a document as notebooks are: indented by one space.
+/// Formats a document as Jupyter does: indented by one space.
 pub(super) fn to_text(document: &Value) -> Result<Vec<u8>> {
     let mut text = Vec::new();
     let formatter = serde_json::ser::PrettyFormatter::with_indent(b" ");
@@ -138,7 +138,7 @@ fn is_tagged(cell: &Value, tag: &str) -> bool {
     tags.is_some_and(|tags| tags.iter().any(|own| own == tag))
 }
 
-/// Text is one string, or a list of lines.
+/// The source of a cell: one string, or a list of lines.
 fn source(cell: &Value) -> String {
     match &cell["source"] {
         Value::String(text) => text.clone(),
@@ -183,7 +183,7 @@ impl Shown {
         }
     }
 
-    /// Adds the reason of an end that the outputs do not show.
+    /// Adds why the cell ended, if the outputs do not show it.
     fn end(&mut self, result: &ExecResult) {
         self.count = Some(result.execution_count);
         let Dropped { stdout_bytes, stderr_bytes, .. } = result.dropped;
@@ -200,7 +200,7 @@ impl Shown {
             Status::Oom => "OutOfMemory",
             Status::Ok | Status::Error => return,
         };
-        // After an interrupt the traceback says everything.
+        // After an interrupt, the traceback already shows the reason.
         if result.error.is_none() || result.kernel_state == KernelState::Lost {
             let value = result.reason.clone().unwrap_or_default();
             let traceback = format!("{name}: {value}");
@@ -215,7 +215,7 @@ impl Shown {
 }
 
 impl Piece {
-    /// In the format of nbformat.
+    /// The output in nbformat.
     fn output(self, count: Option<u64>) -> Value {
         match self {
             Piece::Stream { name, bytes } => {
@@ -241,7 +241,7 @@ impl Piece {
     }
 }
 
-/// Text as a list of lines; images and JSON as they are.
+/// Converts text to a list of lines; images and JSON are unchanged.
 fn form(kind: String, value: Value) -> (String, Value) {
     let is_text = kind.starts_with("text/") || kind == "image/svg+xml";
     let value = match value {

@@ -37,7 +37,8 @@ use crate::settings::{DEFAULT_MODEL, Listen, ServerSettings, Settings};
 /// How often the database is checked for new and revoked keys.
 const KEYS_PACE: Duration = Duration::from_secs(1);
 
-/// How long a stopping server waits for the cgroups of its last sandboxes to become empty. The next server removes the rest.
+/// How long a stopping server waits until the cgroups of its last sandboxes are empty. The next server removes the
+/// rest.
 const CGROUP_REMOVAL: Duration = Duration::from_secs(10);
 
 /// How often a server with `--idle-exit` checks whether it is idle.
@@ -48,7 +49,7 @@ pub(super) fn serve(args: &ServeArgs, settings: &Settings) -> Result<ExitCode> {
     // A session needs several descriptors, a client one.
     privileges::raise_open_files();
     let _lock = StateLock::take(&settings.state_dir)?;
-    // Before any thread is started, because the spawner is forked.
+    // Started before any thread, because the spawner is forked.
     let prepared = Prepared::start(settings)?;
     let mut builder = match settings.server.threads {
         Some(1) => tokio::runtime::Builder::new_current_thread(),
@@ -61,11 +62,11 @@ pub(super) fn serve(args: &ServeArgs, settings: &Settings) -> Result<ExitCode> {
     let runtime = builder.enable_all().build().context("failed to start the event loop")?;
     runtime.block_on(run(args, settings, prepared))?;
     belljar_sys::cgroup::wait_for_removals(CGROUP_REMOVAL);
-    // What still runs belongs to sandboxes that outlive the server, so it is not cleaned up.
+    // Exits without cleanup: what still runs belongs to sandboxes that outlive the server.
     std::process::exit(0);
 }
 
-/// Few threads: sandboxes need the processors more than the server.
+/// Few threads, because sandboxes need the processors more than the server does.
 fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(4)).min(8)
 }
@@ -81,7 +82,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
         .context("failed to open the audit log")?;
     let enforced = enforced(&runtime, settings).await?;
     insist_on_disk(settings)?;
-    // Tenants must not use the operator's key; the only user of a local server may.
+    // Tenants must not use the operator's key. The only user of a local server may use it.
     let model = settings.openai.as_ref().unwrap_or_else(|why| {
         tracing::warn!("browser tasks have no model: {why}");
         &None
@@ -99,7 +100,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     };
     let max_body = usize::try_from(server.max_body).unwrap_or(usize::MAX);
     let public_url = settings.artifacts.public_url.clone();
-    // Behind a socket, or with several addresses, the server does not know its URL: links are paths.
+    // Behind a socket, or with several addresses, the server does not know its URL. Links are paths then.
     let is_one_place = listener.local_addr().is_some_and(|address| !address.ip().is_unspecified());
     let public_url = public_url.unwrap_or_else(|| match is_one_place {
         true => listener.url(),
@@ -121,7 +122,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
         tokio::spawn(test_limits(Arc::clone(&app), Arc::clone(&engine), settings.clone()));
     }
     tokio::spawn(refresh_keys(Arc::clone(&app)));
-    // Before the server announces itself: a signal that comes right after that must be handled.
+    // Before the server announces that it listens: a signal right after that must be handled.
     let stop = stop_asked(args.idle_exit.map(Duration::from_secs), &app)?;
     announce(&listener, &app, &engine).await;
     mention_local(settings, &listener.url());
@@ -307,7 +308,7 @@ fn insist_on_disk(settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// The verdicts on limits, if they are stored or must be known before anything runs.
+/// The verdicts on limits, if they are stored, or if they must be known before the first session.
 async fn enforced(runtime: &Arc<dyn Runtime>, settings: &Settings) -> Result<Option<Vec<Verdict>>> {
     let verdicts = match limits::remembered(&**runtime, settings) {
         Some(verdicts) => verdicts,
@@ -321,7 +322,7 @@ async fn enforced(runtime: &Arc<dyn Runtime>, settings: &Settings) -> Result<Opt
     Ok(Some(verdicts))
 }
 
-/// Tests the limits while the server runs already, and warns about those that are not enforced.
+/// Tests the limits while the server already runs, and warns about those that are not enforced.
 async fn test_limits(app: Arc<App>, engine: Arc<Engine>, settings: Settings) {
     let tested = limits::test(engine.runtime(), &settings).await;
     match tested {
@@ -371,7 +372,7 @@ async fn announce(listener: &Listener, app: &App, engine: &Engine) {
     }
 }
 
-/// Warns that commands prefer the local server of Python programs to this one.
+/// Warns that client commands prefer the local server of Python programs to this one.
 fn mention_local(settings: &Settings, url: &str) {
     let local = &settings.client.local;
     let is_ours = url == format!("unix:{}", local.socket().display());
@@ -384,7 +385,7 @@ fn mention_local(settings: &Settings, url: &str) {
     }
 }
 
-/// Becomes true with the first SIGTERM or SIGINT, or after the idle time. A second signal ends the process at once;
+/// Becomes true on the first SIGTERM or SIGINT, or after the idle time. A second signal ends the process at once;
 /// sessions survive that.
 fn stop_asked(idle_exit: Option<Duration>, app: &Arc<App>) -> Result<watch::Receiver<bool>> {
     let (sender, receiver) = watch::channel(false);

@@ -1,8 +1,8 @@
 //! `belljar session cp`
 //!
-//! A file is sent as it is, a directory as a tar archive that one side packs while the other unpacks. An archive from a
-//! sandbox is hostile input: it is unpacked by the same code that does it inside sandboxes, which follows no links and
-//! never leaves the directory.
+//! A file is sent unchanged. A directory is sent as a tar archive that one side packs while the other side unpacks. An
+//! archive from a sandbox is untrusted: it is unpacked by the same code as inside sandboxes, which follows no links and
+//! never leaves the target directory.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -62,7 +62,7 @@ pub(super) async fn cp(client: &Client, args: &SessionCpArgs) -> Result<ExitCode
     let mut ctrl_c = signal(SignalKind::interrupt()).context("failed to listen for signals")?;
     tokio::select! {
         copied = copy(client, args) => copied.map(|()| ExitCode::SUCCESS),
-        // An incomplete file is removed with it.
+        // This also removes an incomplete file.
         _ = ctrl_c.recv() => Ok(ExitCode::from(EXIT_INTERRUPTED)),
     }
 }
@@ -89,7 +89,7 @@ async fn copy(client: &Client, args: &SessionCpArgs) -> Result<()> {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Side<'a> {
-    /// Standard input, or output.
+    /// Standard input or standard output.
     Stream,
     Here(&'a Path),
     Session {
@@ -99,8 +99,8 @@ enum Side<'a> {
 }
 
 impl Side<'_> {
-    /// A colon before any slash ends the name of a session, and so does one right before the first
-    /// slash: names may have colons in them. `./a:b` is a file here.
+    /// Splits `SESSION:PATH` at the first colon before any slash, or at the colon right before the first slash, because
+    /// names of sessions may contain colons. `./a:b` is a local file.
     fn of(text: &str) -> Side<'_> {
         if text == "-" {
             return Side::Stream;
@@ -127,7 +127,7 @@ impl Place {
     async fn find(client: &Client, name: &str, path: &str) -> Result<Place> {
         let path = match path {
             "" => HOME.to_owned(),
-            // A URL cannot end with these.
+            // A URL cannot end with these names.
             "." | ".." => format!("{HOME}/{path}"),
             path => path.to_owned(),
         };
@@ -170,7 +170,7 @@ impl Place {
                 let mut stdout = io::stdout().lock();
                 let printed = self.receive(client, query, None, &mut stdout).await;
                 match printed {
-                    // The reader wanted only the beginning.
+                    // The reader closed the pipe: it wanted only the beginning.
                     Err(error) if is_broken_pipe(&error) => Ok(()),
                     printed => printed,
                 }
@@ -290,7 +290,7 @@ impl Place {
             thread::spawn(move || pack_directory(&source, writer.into(), ArchiveFormat::Tar));
         let to = self.url(&path, "?archive=tar");
         let archive = File::from(OwnedFd::from(reader));
-        // Without the headers of the archive: precise enough for a progress bar.
+        // The headers of the archive are not counted: this is precise enough for a progress bar.
         let total = bytes_below(from, &mut { MOST_COUNTED });
         let sent = self.send(client, &to, &from.display().to_string(), archive, None, total).await;
         // If the server refused it, packing fails as well; the refusal is the error to report.
@@ -313,7 +313,7 @@ impl Place {
         let mut progress = Progress::of_bytes(plain(what), shown_total);
         let (sender, pieces) = mpsc::channel(PIECES);
         let failure = Failure::default();
-        // It ends when the upload is dropped.
+        // The thread ends when the upload is dropped.
         let _ = read_aside(file, size, sender, Failure::clone(&failure));
         let pieces = Upload::new(pieces, size);
         let gone = pieces.sent();
@@ -327,7 +327,7 @@ impl Place {
     }
 }
 
-/// A temporary file beside the target, until it is complete.
+/// A temporary file beside the target, until the content is complete.
 struct Part(PathBuf);
 
 impl Part {
@@ -349,12 +349,12 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // After the rename there is no file of this name.
+        // After the rename, no file with this name exists.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// Files and directories that are counted for a progress bar.
+/// How many files and directories are counted for a progress bar.
 const MOST_COUNTED: u32 = 100_000;
 
 /// The total size of plain files below a directory; `None` if there are more than `left` of them.
@@ -377,7 +377,7 @@ fn bytes_below(directory: &Path, left: &mut u32) -> Option<u64> {
     Some(bytes)
 }
 
-/// The name of a copy in a directory.
+/// The name that a copy gets in a directory.
 fn own_name(path: &Path) -> Result<String> {
     let whole =
         path.canonicalize().with_context(|| format!("failed to read `{}`", path.display()))?;
@@ -389,7 +389,7 @@ fn own_name(path: &Path) -> Result<String> {
     name.map(str::to_owned).with_context(none)
 }
 
-/// The same for a path in a session; `..` is not a name.
+/// The same for a path in a session; `..` is refused.
 fn harmless(name: &str) -> Result<&str> {
     match name {
         "" | "." | ".." => bail!("name the copy in the target"),

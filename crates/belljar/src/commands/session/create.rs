@@ -88,7 +88,7 @@ pub(super) async fn create(client: &Client, args: SessionCreateArgs) -> Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-/// Only what was set; the server has defaults for everything else.
+/// The request, with only the given fields; the server has defaults for all others.
 fn ask(args: SessionCreateArgs) -> Value {
     let mut limits = Map::new();
     let mut limit = |name: &str, value: Option<Value>| {

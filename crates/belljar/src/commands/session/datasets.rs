@@ -85,7 +85,7 @@ impl Dataset {
         Dataset::deserialize(value).context("the server's description of a dataset cannot be read")
     }
 
-    /// Whether nothing had to be transferred.
+    /// Whether the server already had the dataset, so that nothing was transferred.
     pub(super) fn was_there(&self) -> bool {
         self.cached == Some(true)
     }

@@ -152,7 +152,7 @@ struct FollowedExec<'a> {
     json: bool,
 }
 
-/// What happened next.
+/// The next thing to handle while following.
 enum Next {
     Event(Result<ServerEvent, ClientError>),
     CtrlC,
@@ -172,7 +172,7 @@ impl FollowedExec<'_> {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Shows its output until it ends. Ctrl-C interrupts it; a second Ctrl-C leaves it running.
+    /// Shows its output until it ends. Ctrl-C interrupts it; after a second Ctrl-C it keeps running.
     async fn follow(&self, ask: Option<&Value>) -> Result<ExitCode> {
         let mut follower = Follower::new(self.client, self.session, self.exec, ask);
         let mut ctrl_c = signal(SignalKind::interrupt()).context("failed to listen for signals")?;
@@ -214,7 +214,7 @@ impl FollowedExec<'_> {
                     output::say("interrupted");
                     return Ok(output::exit_code(EXIT_INTERRUPTED));
                 }
-                // After a successful interrupt, the events show its end.
+                // After a successful interrupt, the events show how the execution ends.
                 Next::Interrupted(answer) => {
                     interrupting = None;
                     if let Err(error) = answer {
@@ -232,7 +232,7 @@ impl FollowedExec<'_> {
         self.client.call_patiently(Method::POST, &path, None).await
     }
 
-    /// Shows an event; whether it contains an image.
+    /// Shows an event. Returns whether it contains an image.
     fn show(&self, event: &ServerEvent) -> bool {
         let text = || event.data["text"].as_str().unwrap_or_default().as_bytes().to_vec();
         let json = || event.data.to_string().into_bytes();
@@ -248,7 +248,7 @@ impl FollowedExec<'_> {
                 }
                 return false;
             }
-            // Unknown events of newer servers, and events that are not shown.
+            // Unknown events of newer servers, and events that have no output.
             _ => return false,
         };
         if !self.json {

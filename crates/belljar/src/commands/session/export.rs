@@ -69,7 +69,7 @@ pub(super) async fn export(client: &Client, args: &SessionExportArgs) -> Result<
     Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) })
 }
 
-/// The path on the server's machine, and how to get it on another one.
+/// The path on the server's machine, and how to get the file on another machine.
 fn describe(client: &Client, exported: &Exported) -> String {
     let artifact = &exported.artifact;
     let link = artifact.url.as_deref().and_then(|url| client.complete(url));

@@ -46,7 +46,7 @@ pub(super) async fn fork(client: &Client, args: &SessionForkArgs) -> Result<Exit
         let id = session["id"].as_str().unwrap_or_default();
         output::print(&format!("{id}\n"))?;
     }
-    // The same is missing in all of them.
+    // All forks have lost the same things.
     say_lost(&forked["sessions"][0]);
     Ok(ExitCode::SUCCESS)
 }

@@ -37,7 +37,7 @@ pub(super) async fn hibernate(client: &Client, args: &SessionHibernateArgs) -> R
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lists what a session lost that was hibernated or forked with `--force`.
+/// Lists what a session lost when it was hibernated or forked with `--force`.
 pub(super) fn say_lost(session: &Value) {
     for what in session["lost"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         // Code in the sandbox chose the names of threads and programs.

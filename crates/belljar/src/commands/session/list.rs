@@ -52,7 +52,7 @@ pub(super) async fn list(client: &Client, args: &SessionListArgs) -> Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads pages up to the limit; the sessions, and whether there are more.
+/// Reads pages up to the limit. Returns the sessions, and whether there are more.
 pub(super) async fn fetch(client: &Client, args: &SessionListArgs) -> Result<(Vec<Value>, bool)> {
     let wanted = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let filter = |name: &str, value: &Option<String>| {

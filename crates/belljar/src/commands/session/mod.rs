@@ -133,7 +133,7 @@ pub(super) async fn live(client: &Client) -> Result<Vec<Value>> {
         let (sessions, _) =
             list::fetch(client, &SessionListArgs { state, key, limit, json: false }).await?;
         for session in sessions {
-            // A session that changed its state meanwhile is listed twice.
+            // A session whose state changed meanwhile may be listed twice.
             found.insert(Session::from(&session)?.id, session);
         }
     }
@@ -156,7 +156,7 @@ pub(super) fn no_session(name: &str) -> anyhow::Error {
 
 /// A duration in its largest unit.
 pub(super) fn spoken(ms: i64) -> String {
-    // Rounds half a second up, so that an hour that has just begun to pass is still an hour.
+    // Rounds to the nearest second, so that an hour of which a moment has passed is not shown as 59 min.
     match (ms.max(0) + 500) / 1000 {
         s @ 0..120 => format!("{s} s"),
         s @ 120..7200 => format!("{} min", s / 60),

@@ -87,7 +87,7 @@ fn describe(session: Session, now: i64) -> String {
         .collect()
 }
 
-/// A word, or the hosts; headers are named with where they go.
+/// The policy as one word or as a list of hosts. Injected headers are shown with their host.
 pub(super) fn shown_network(policy: &serde_json::Value) -> String {
     if let Some(word) = policy.as_str() {
         return word.to_owned();

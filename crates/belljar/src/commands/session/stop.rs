@@ -23,7 +23,7 @@ pub(crate) struct SessionStopArgs {
     pub(crate) json: bool,
 }
 
-/// Stops one after another. A failure is reported and does not keep the others from being stopped.
+/// Stops sessions one by one. A failure is reported, and the others are still stopped.
 pub(super) async fn stop(client: &Client, args: &SessionStopArgs) -> Result<ExitCode> {
     let mut stopped = Vec::new();
     let mut failed = false;

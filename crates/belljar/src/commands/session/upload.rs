@@ -1,7 +1,7 @@
 //! `belljar session upload`
 //!
-//! A thread of its own reads the file piece by piece, so that memory use is small and a slow disk and a slow network do
-//! not add up. The hash that the server reports is compared with that of the bytes that were read.
+//! A separate thread reads the file in pieces, so that memory use is small, and reading and sending happen at the same
+//! time. The hash that the server reports is compared with that of the bytes that were read.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -49,7 +49,7 @@ pub(crate) struct SessionUploadArgs {
     pub(crate) json: bool,
 }
 
-/// A file up to this size is hashed first, and is not sent if the server has its content.
+/// A file up to this size is hashed first. It is not sent if the server already has its content.
 const ASKED_UP_TO: u64 = 1 << 30;
 
 /// The size of a piece, and how many pieces may wait for the server.
@@ -111,7 +111,7 @@ impl Source<'_> {
         format!("failed to read `{}`", self.path.display())
     }
 
-    /// From its beginning, if it can be read again.
+    /// The file at its beginning, if it can be read again.
     fn rewound(&self) -> Result<File> {
         let file = self.file.try_clone().with_context(|| self.unreadable())?;
         if self.is_plain {
@@ -121,7 +121,7 @@ impl Source<'_> {
     }
 }
 
-/// Asks the server to stage the content if it has it already; `None` if it does not.
+/// Asks the server to stage the content if it already has it; `None` if it does not.
 async fn ask(client: &Client, path: &str, source: &Source<'_>) -> Result<Option<Value>> {
     let Some(size @ ..=ASKED_UP_TO) = source.size else { return Ok(None) };
     let sha256 = hash(source, size)?;
@@ -150,7 +150,7 @@ fn hash(source: &Source<'_>, size: u64) -> Result<Digest> {
     }
 }
 
-/// Sends the file; from its beginning again if the server was lost meanwhile.
+/// Sends the file. Starts again at its beginning if the server was lost meanwhile.
 async fn send(client: &Client, path: &str, source: &Source<'_>) -> Result<Value> {
     let mut progress = Progress::of_bytes("sending it", source.size);
     let mut outage = Outage::default();
@@ -181,10 +181,10 @@ async fn send(client: &Client, path: &str, source: &Source<'_>) -> Result<Value>
     }
 }
 
-/// The error of the reading thread; the request itself only ends.
+/// The error of the reading thread. The request itself fails without a reason.
 pub(super) type Failure = Arc<Mutex<Option<io::Error>>>;
 
-/// Reads to the end of the file, or to its size, and hashes what it reads. It also ends when the receiver is dropped.
+/// Reads up to the end of the file, or to its size, and hashes the bytes. Also ends when the receiver is dropped.
 pub(super) fn read_aside(
     mut file: File,
     size: Option<u64>,

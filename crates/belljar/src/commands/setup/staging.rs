@@ -6,7 +6,7 @@
 //!   python.old-<random> the previous environment, while a running server still uses it
 //! ```
 //!
-//! Programs in `bin` name the interpreter by its path, so the paths are rewritten before the rename.
+//! Programs in `bin` contain the path of the interpreter, so these paths are rewritten before the rename.
 
 use std::fs;
 use std::io;
@@ -48,7 +48,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
 fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
     fs::copy(from, to)?;
     let times = fs::FileTimes::new().set_modified(fs::metadata(from)?.modified()?);
-    // Setting the times needs only a file that is our own.
+    // Setting the times needs only ownership of the file, not write access.
     fs::File::open(to)?.set_times(times)
 }
 
@@ -74,7 +74,7 @@ pub(super) fn rename_inside(staged: &Path, environment: &Path) -> io::Result<()>
     Ok(())
 }
 
-/// Replaces the current environment; whether running servers still use the old one.
+/// Replaces the current environment. Returns whether running servers still use the old one.
 pub(super) fn put_in_place(staged: &Path, environment: &Path) -> Result<bool> {
     let cannot = || format!("failed to replace `{}`", environment.display());
     if !environment.exists() {
@@ -102,7 +102,7 @@ pub(super) fn sweep(environment: &Path) {
 
 const OLD: &str = ".old-";
 
-/// Removes an environment unless it is in use; whether it was removed.
+/// Removes an environment unless it is in use. Returns whether it was removed.
 fn remove_unused(old: &Path) -> bool {
     let name = old.file_name().unwrap_or_default().to_string_lossy().into_owned();
     if procfs::is_mounted_anywhere(&name) {

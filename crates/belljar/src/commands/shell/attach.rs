@@ -5,7 +5,7 @@
 //!   screen ◀───────── WebSocket ◀──┘      (reconnects and continues if the connection is lost)
 //! ```
 //!
-//! The user's terminal is in raw mode meanwhile. A guard restores it on every way out.
+//! The user's terminal is in raw mode meanwhile. A guard restores it in all cases.
 
 use std::io::{IsTerminal, Read, Write};
 use std::process::ExitCode;
@@ -32,13 +32,13 @@ const PIECE: usize = 16 * 1024;
 /// The code with which a restarting server closes a WebSocket.
 const RESTART: u16 = 1012;
 
-/// Why the user's terminal was detached.
+/// Why the user's terminal is no longer attached.
 enum Detached {
     /// The program in the session ended, with this status.
     Ended(i32),
-    /// The user left; the program goes on.
+    /// The user detached; the program continues.
     ByUser,
-    /// A signal asked us to end.
+    /// We received a signal to end.
     BySignal(i32),
 }
 
@@ -65,7 +65,7 @@ pub(super) async fn attach(
     let mut attachment = Attachment::open(client, &session.id, args)?;
     let outcome = attachment.run().await;
     let terminal = attachment.terminal.clone();
-    // Restores the user's terminal, so that messages from here on are readable.
+    // Restores the user's terminal, so that the following messages are readable.
     drop(attachment);
     let come_back = |terminal: &str| {
         format!("`belljar shell {} --terminal {terminal}` attaches to it again", session.id)
@@ -98,9 +98,9 @@ struct Attachment<'a> {
     client: &'a Client,
     session: &'a str,
     command: Option<String>,
-    /// Its id, known when the server has opened it, or from the start.
+    /// Its id: given, or known after the server has opened it.
     terminal: Option<String>,
-    /// The offset in the terminal's output up to which it was shown.
+    /// The offset in the terminal's output up to which output was shown.
     position: Option<u64>,
     keyboard: mpsc::Receiver<Vec<u8>>,
     keys: Keys,
@@ -109,11 +109,11 @@ struct Attachment<'a> {
     outage: Outage,
     /// `None` after the end.
     screen: Option<Screen>,
-    /// Dropped after the screen, whose last output still needs the raw mode.
+    /// Dropped after the screen, because the last output still needs raw mode.
     _raw: RawMode,
 }
 
-/// A thread that writes to the user's terminal, which may be slow: keys must not wait for it.
+/// A thread that writes to the user's terminal. The terminal may be slow, and keys must not wait for it.
 struct Screen {
     pieces: mpsc::Sender<Vec<u8>>,
     writing: std::thread::JoinHandle<()>,
@@ -125,7 +125,7 @@ impl Screen {
         let writing = std::thread::spawn(move || {
             let mut stdout = std::io::stdout();
             while let Some(piece) = to_show.blocking_recv() {
-                // If the terminal was closed, a signal ends us.
+                // If the terminal is closed, a signal ends us.
                 let _ = stdout.write_all(&piece).and_then(|()| stdout.flush());
             }
         });
@@ -180,7 +180,7 @@ impl<'a> Attachment<'a> {
         })
     }
 
-    /// Stays attached, and reconnects as often as needed.
+    /// Stays attached, and reconnects whenever the connection is lost.
     async fn run(&mut self) -> Result<Detached, ClientError> {
         loop {
             let error = match self.connect().await {
@@ -278,7 +278,7 @@ async fn show(
                     return Ok(Detached::Ended(status.unwrap_or(1)));
                 }
                 Some("error") => check_error(&message)?,
-                // Messages of newer servers.
+                // Unknown messages of newer servers.
                 _ => {}
             },
             Received::Closed(Some(RESTART)) => return Err(ClientError::stopping()),
@@ -312,7 +312,7 @@ async fn type_in(
     loop {
         tokio::select! {
             typed = keyboard.recv() => {
-                // The user's terminal is gone.
+                // The user's terminal was closed.
                 let Some(typed) = typed else { return Ok(Detached::ByUser) };
                 let Typed { inside, leave } = keys.read(&typed);
                 if !inside.is_empty() {
@@ -331,7 +331,7 @@ async fn type_in(
     }
 }
 
-/// Waits for the first of the signals; its number.
+/// Waits for the first of the signals. Returns its number.
 async fn signalled(signals: [&mut (Signal, i32); 3]) -> i32 {
     let [(first, a), (second, b), (third, c)] = signals;
     tokio::select! {
@@ -341,7 +341,7 @@ async fn signalled(signals: [&mut (Signal, i32); 3]) -> i32 {
     }
 }
 
-/// A message on a terminal in raw mode.
+/// Prints a message on a terminal in raw mode.
 fn say(text: &str) {
     let line = format!("\r\nbelljar: {text}\r\n");
     let _ = std::io::stderr().write_all(line.as_bytes());

@@ -1,4 +1,4 @@
-//! Keys: Ctrl-] and what follows is for us, all others are for the session.
+//! Parses keys: Ctrl-] and the key after it are commands for us; all other keys go to the session.
 
 /// Ctrl-].
 const PREFIX: u8 = 0x1d;
@@ -7,7 +7,7 @@ const LEAVE: u8 = b'd';
 /// Parses keys.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
-    /// The prefix was typed and the next key decides.
+    /// The prefix was typed, so the next key is a command.
     prefixed: bool,
 }
 

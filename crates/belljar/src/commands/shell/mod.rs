@@ -23,7 +23,7 @@ pub(super) fn shell(args: ShellArgs, settings: &Settings) -> Result<ExitCode> {
         return as_client(settings, async |client| stdio::guard(client, session, exec).await);
     }
     if !args.stdio {
-        // Before a session is created in vain.
+        // Checked first, so that no session is created for nothing.
         attach::check_terminal()?;
     }
     as_client(settings, async |client| {
@@ -52,7 +52,7 @@ impl ShellSession {
         if !args.create {
             return Ok(ShellSession { id: find_id(client, name).await?, is_own: false });
         }
-        // A session with this id is used as it is; one with this key is found, or created, by the server.
+        // A session with this id is used. For a key, the server finds or creates the session.
         let known = find_known_id(client, name).await?.filter(|id| id == name);
         let id = match known {
             Some(id) => id,

@@ -7,8 +7,8 @@
 //!   stdout, stderr ◀── events ── └────────────────────┘
 //! ```
 //!
-//! Its exit status is ours. The shell ends with us, however we end: a separate process, the [`guard`], notices our end
-//! even after SIGKILL, because its standard input is closed.
+//! Our exit status is that of the shell. The shell ends when we end, in any case: a separate process, the [`guard`],
+//! notices our end even after SIGKILL, because its standard input is closed then.
 
 use std::io::{Read, Write};
 use std::process::{Command, ExitCode, Stdio};
@@ -25,7 +25,7 @@ use crate::client::{Client, ClientError, ServerEvent, escape};
 use crate::commands::output;
 use crate::commands::session::follow::Follower;
 
-/// The longest life of a shell, in seconds, so that a forgotten one ends.
+/// The longest lifetime of a shell in seconds, so that a forgotten shell ends.
 const LIFE: u64 = 7 * 24 * 3600;
 
 /// The most output of a shell, over its whole life, that a server keeps and sends.
@@ -35,7 +35,7 @@ const MAX_OUTPUT: u64 = 64 << 20;
 const PIECE: usize = 64 * 1024;
 const QUEUE: usize = 4;
 
-/// The pause before input is sent again that the shell had no room for.
+/// The pause before input is sent again, if the input buffer of the shell was full.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 
 /// The exit status if our output was closed (SIGPIPE).
@@ -47,7 +47,7 @@ pub(super) async fn stdio(
     args: &ShellArgs,
 ) -> Result<ExitCode> {
     let exec = belljar_engine::new_id("exec");
-    // The guard waits until this is closed, which happens when we end.
+    // The guard waits until this pipe is closed, which happens when we end.
     let _guard_input = start_guard(client, &session.id, &exec)?;
     let status = run(client, &session.id, &exec, args).await;
     session.end(client).await;
@@ -56,7 +56,7 @@ pub(super) async fn stdio(
 
 async fn run(client: &Client, session: &str, exec: &str, args: &ShellArgs) -> Result<ExitCode> {
     let ask = ask(args, exec)?;
-    // The reader takes everything for output of the shell.
+    // Quiet, because the reader treats everything as output of the shell.
     let mut follower = Follower::new(client, session, exec, Some(&ask)).quiet();
     let begun = watch::Sender::new(false);
     let feeding = feed(client, session, exec, read_stdin(), begun.subscribe());
@@ -66,7 +66,7 @@ async fn run(client: &Client, session: &str, exec: &str, args: &ShellArgs) -> Re
         let event = tokio::select! {
             event = follower.next() => event?,
             outcome = &mut feeding, if !fed => {
-                // The writer must not wait for a response to input that was lost.
+                // Fails, because the program that writes to us must not wait for a response to lost input.
                 outcome.context("input was lost")?;
                 fed = true;
                 continue;
@@ -145,7 +145,7 @@ async fn feed(
                 Ok(_) => break,
                 // The shell has not read earlier input.
                 Err(error) if error.is("busy") => tokio::time::sleep(FULL_PAUSE).await,
-                // The shell has ended or closed its input; its last event says how.
+                // The shell has ended or closed its input; its last event gives the reason.
                 Err(ClientError::Refused { .. }) => return Ok(()),
                 Err(error) => return Err(error),
             }
@@ -161,7 +161,7 @@ async fn feed(
 struct Utf8Decoder(Vec<u8>);
 
 impl Utf8Decoder {
-    /// The text that is complete; `None` is the end of the input.
+    /// Returns the complete characters; `None` is the end of the input.
     fn read(&mut self, piece: Option<&[u8]>) -> String {
         self.0.extend_from_slice(piece.unwrap_or_default());
         let unfinished = piece.map_or(0, |_| unfinished(&self.0));
@@ -170,7 +170,7 @@ impl Utf8Decoder {
     }
 }
 
-/// How many bytes at the end are the first part of a character.
+/// The number of bytes at the end that are the first part of a character.
 fn unfinished(bytes: &[u8]) -> usize {
     let begins = |count: &usize| {
         let last = &bytes[bytes.len() - count..];
@@ -180,7 +180,7 @@ fn unfinished(bytes: &[u8]) -> usize {
     (1..=bytes.len().min(3)).find(begins).unwrap_or(0)
 }
 
-/// Writes the text of an event; false if the output is closed.
+/// Writes the text of an event. Returns false if the output is closed.
 fn write_text(to: &mut impl Write, event: &ServerEvent) -> bool {
     let text = event.data["text"].as_str().unwrap_or_default();
     to.write_all(text.as_bytes()).and_then(|()| to.flush()).is_ok()
@@ -201,14 +201,14 @@ fn ended(done: &Value) -> ExitCode {
     output::exit_code(code.unwrap_or(1))
 }
 
-/// Starts the guard: a process that interrupts the shell when we have ended.
+/// Starts the guard: a process that interrupts the shell after we have ended.
 fn start_guard(client: &Client, session: &str, exec: &str) -> Result<std::process::ChildStdin> {
     use std::os::unix::process::CommandExt;
     let failed = "failed to start the process that ends the shell when we end";
     let mut guard = Command::new(std::env::current_exe().context(failed)?)
         .args(["shell", "--url", &client.url(), "--guard", exec, session])
         .stdin(Stdio::piped())
-        // The reader of our pipes waits until all processes have closed them.
+        // Closed, because the reader of our pipes waits until all processes have closed them.
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         // A signal to our process group must not end the guard.

@@ -15,7 +15,7 @@ const BASH: &[&str] = &[
     "local", "return", "select", "then", "time", "until", "while",
 ];
 
-/// Adds colours to code; they end with each line.
+/// Adds colours to code; each line ends its own colours.
 pub(super) fn highlight(code: &str, language: &str, paint: Paint) -> String {
     let keywords = match language {
         "python" => PYTHON,

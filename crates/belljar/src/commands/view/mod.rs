@@ -1,7 +1,7 @@
 //! `belljar view`: shows a session from its directory on disk, also while it runs.
 //!
-//! Needs only the directory: no server and no sandbox. The server wrote the files (`record.rs` of the engine); text that
-//! the sandbox chose is escaped.
+//! Needs only the directory: no server and no sandbox. The server wrote the files (`record.rs` of the engine). Text
+//! from the sandbox is escaped.
 
 mod highlight;
 mod page;

@@ -12,7 +12,7 @@ use crate::commands::colours::{Colour, Paint};
 use crate::commands::output::plain;
 use crate::table;
 
-/// How many lines of a stream or value are shown; the log has all of them.
+/// How many lines of a stream or value are shown; the log contains all of them.
 const MAX_LINES: usize = 200;
 
 #[derive(Debug)]
@@ -138,7 +138,7 @@ impl Page {
         page
     }
 
-    /// The variables, and the modules behind names.
+    /// The variables, and the modules that names refer to.
     pub(super) fn state(&self, state: Option<&Value>) -> String {
         let mut page = format!("\n{}", self.heading("Variables"));
         let Some(state) = state else { return page + "(not written yet)\n" };

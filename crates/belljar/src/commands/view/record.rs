@@ -124,12 +124,12 @@ const ARTIFACTS: &str = "artifacts";
 #[derive(Debug)]
 pub(super) struct Log {
     path: PathBuf,
-    /// How many bytes were read, always whole lines.
+    /// How many bytes were read; these are always whole lines.
     read: u64,
 }
 
 impl Log {
-    /// The last executions, or all if `limit` is 0, and how many came before.
+    /// The last executions, or all if `limit` is 0, and the number of earlier ones.
     pub(super) fn last(&mut self, limit: usize) -> Result<(Vec<Value>, u64)> {
         let Some(mut file) = self.open()? else { return Ok((Vec::new(), 0)) };
         if limit > 0 {
@@ -140,7 +140,7 @@ impl Log {
         Ok((execs, first.map_or(0, |number| number.saturating_sub(1))))
     }
 
-    /// The executions that were added since.
+    /// The executions that were added since the last read.
     pub(super) fn more(&mut self) -> Result<Vec<Value>> {
         match self.open()? {
             Some(file) => self.read_on(file),
@@ -164,7 +164,7 @@ impl Log {
         loop {
             line.clear();
             let size = lines.read_until(b'\n', &mut line).with_context(|| self.failure())?;
-            // An incomplete line is being written and is read later.
+            // An incomplete line is still being written. It is read later.
             if !line.ends_with(b"\n") {
                 return Ok(execs);
             }

@@ -101,7 +101,7 @@ fn path_of(name: &str) -> String {
     format!("/v1/volumes/{}", escape(name))
 }
 
-/// Adds how to list volumes to the error about an unknown one.
+/// Adds to the error about an unknown volume how to list volumes.
 fn explain(error: ClientError) -> anyhow::Error {
     let unknown = error.is("volume_not_found");
     let error = anyhow::Error::from(error);

@@ -36,7 +36,7 @@ macro_rules! contract {
 
 contract!(directory, super::directory_store);
 
-/// The second value keeps the place of the store until the test ends.
+/// The second value keeps the directory of the store until the test ends.
 fn directory_store() -> (DirectoryStore, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
     (DirectoryStore::open(&directory.path().join("blobs")).unwrap(), directory)
