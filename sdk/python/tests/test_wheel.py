@@ -108,5 +108,6 @@ def test_what_is_in_it(wheel: Path) -> None:
     # Nothing of the tests, nothing that was compiled here, and nothing of this machine.
     assert not [name for name in names if "test" in name or name.endswith(".pyc")]
     needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
-    assert sorted(line.split()[1].split(">")[0].split("<")[0] for line in needed) == ["httpx", "pydantic", "typing_extensions"]
+    names = sorted(line.split()[1].split(">")[0].split("<")[0] for line in needed)
+    assert names == ["httpx", "pydantic", "typing_extensions"]
     assert wheel.name.endswith("_x86_64.whl") or sys.platform != "linux" or os.uname().machine != "x86_64"
