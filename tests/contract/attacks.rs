@@ -74,8 +74,9 @@ async fn fails(server: &Server, attacks: &[Attack], host: &AttackHost) -> Vec<St
         if let Err(why) = attack.judge(&[outcome], &host.canary) {
             failures.push(format!("{}: {why}", attack.name));
         }
-        if session.show().await["state"] != "ready" {
-            failures.push(format!("{}: it ended the sandbox", attack.name));
+        let state = session.show().await["state"].clone();
+        if state != "ready" {
+            failures.push(format!("{}: the session is {state}", attack.name));
             session = server.session().await;
         }
     }

@@ -1,8 +1,5 @@
 //! The command line. Each command has its flags beside its code, in [`crate::commands`].
 
-pub(crate) mod flags;
-pub(crate) mod values;
-
 use belljar_bench::BenchArgs;
 use clap::{Parser, Subcommand};
 

@@ -6,6 +6,8 @@ pub mod backend;
 mod cli;
 mod client;
 mod commands;
+mod dispatch;
+mod flags;
 pub mod home;
 mod logging;
 pub mod settings;
@@ -18,7 +20,7 @@ use clap::Parser;
 /// The program.
 pub fn main() -> ExitCode {
     let cli = cli::Cli::parse();
-    match commands::dispatch(cli.command) {
+    match dispatch::dispatch(cli.command) {
         Ok(code) => code,
         Err(error) => {
             // The whole chain of causes, in one line.

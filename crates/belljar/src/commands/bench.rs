@@ -10,7 +10,7 @@ use crate::backend::Prepared;
 use crate::settings::Settings;
 use crate::{home, table};
 
-pub(super) fn bench(args: &BenchArgs, settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn bench(args: &BenchArgs, settings: &Settings) -> Result<ExitCode> {
     let config = BenchConfig {
         program: env::current_exe().context("failed to find the belljar binary")?,
         limits: settings.limits,

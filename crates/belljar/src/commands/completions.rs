@@ -6,10 +6,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use clap::CommandFactory;
 
 use super::output;
-use crate::cli::Cli;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -30,18 +28,18 @@ pub(crate) struct ManArgs {
     pub(crate) directory: PathBuf,
 }
 
-pub(super) fn completions(args: &CompletionsArgs) -> Result<ExitCode> {
+pub(crate) fn completions(args: &CompletionsArgs, mut program: clap::Command) -> Result<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "belljar", &mut script);
+    clap_complete::generate(args.shell, &mut program, "belljar", &mut script);
     output::print(&String::from_utf8(script).context("the completions are not text")?)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Writes a page for the program and one for each command.
-pub(super) fn man(args: &ManArgs) -> Result<ExitCode> {
+pub(crate) fn man(args: &ManArgs, program: clap::Command) -> Result<ExitCode> {
     let directory = &args.directory;
     let failed = || format!("failed to write manual pages to `{}`", directory.display());
     fs::create_dir_all(directory).with_context(failed)?;
-    clap_mangen::generate_to(Cli::command(), directory).with_context(failed)?;
+    clap_mangen::generate_to(program, directory).with_context(failed)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -60,7 +60,7 @@ struct Diagnosis {
     findings: Vec<Finding>,
 }
 
-pub(super) fn doctor(args: &DoctorArgs, settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn doctor(args: &DoctorArgs, settings: &Settings) -> Result<ExitCode> {
     let mut findings = vec![kernel(), seccomp(), landlock_finding()];
     findings.push(volumes(settings));
     findings.push(session_files(settings));

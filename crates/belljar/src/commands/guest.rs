@@ -18,7 +18,7 @@ pub(crate) struct GuestArgs {
     pub(crate) alone_for: u64,
 }
 
-pub(super) fn guest(args: GuestArgs) -> Result<ExitCode> {
+pub(crate) fn guest(args: GuestArgs) -> Result<ExitCode> {
     let sealed = docker::seal_guest().context("failed to seal the sandbox")?;
     belljar_guest::run(Start {
         transport: args.dial.map_or(Transport::Stdio, Transport::Dial),

@@ -47,7 +47,7 @@ const CHEMISTRY: &str = "rdkit";
 /// The oldest Python that the kernels support.
 const OLDEST_PYTHON: (u32, u32) = (3, 10);
 
-pub(super) fn setup(args: &SetupArgs, settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn setup(args: &SetupArgs, settings: &Settings) -> Result<ExitCode> {
     let environment = home::environment_dir(settings);
     fs::create_dir_all(&settings.home)
         .with_context(|| format!("failed to create `{}`", settings.home.display()))?;

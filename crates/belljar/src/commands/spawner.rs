@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use belljar_guest::Transport;
 use belljar_runtime::native::spawner::{self, GuestStart};
 
-pub(super) fn spawner(inside: bool) -> Result<ExitCode> {
+pub(crate) fn spawner(inside: bool) -> Result<ExitCode> {
     let outcome =
         if inside { spawner::serve(become_guest) } else { spawner::enter_user_namespace() };
     outcome.context("the spawner failed")?;

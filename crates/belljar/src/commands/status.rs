@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::colours::{Colour, Paint};
 use super::output::{self, plain, print_json};
 use super::{as_client, session};
-use crate::cli::flags::ServerFlags;
 use crate::client::{Client, ClientError};
+use crate::flags::ServerFlags;
 use crate::settings::Settings;
 
 #[derive(Debug, Args)]
@@ -27,7 +27,7 @@ pub(crate) struct StatusArgs {
     pub(crate) json: bool,
 }
 
-pub(super) fn status(args: &StatusArgs, settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn status(args: &StatusArgs, settings: &Settings) -> Result<ExitCode> {
     as_client(settings, async |client| {
         let status = match client.get("/healthz").await {
             Ok(health) => of_server(client, &health).await?,

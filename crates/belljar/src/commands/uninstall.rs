@@ -66,7 +66,7 @@ const OF_RUN_DIR: [&str; 4] = ["ids", "doors", "selftest.json", "*.sock"];
 /// Directories of servers that the Python package starts. They contain all files of these servers.
 const LOCAL: [&str; 2] = ["local", "local-*"];
 
-pub(super) fn uninstall(args: &UninstallArgs, settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn uninstall(args: &UninstallArgs, settings: &Settings) -> Result<ExitCode> {
     let plan = Removal::plan(settings);
     let locks = plan.lock()?;
     if plan.is_empty() {

@@ -10,7 +10,7 @@ use indicatif::HumanBytes;
 use serde::Serialize;
 
 use super::state_db;
-use crate::cli::values::parse_day;
+use crate::flags::values::parse_day;
 use crate::settings::Settings;
 use crate::table;
 
@@ -39,7 +39,7 @@ struct UsageReport {
     usage: Vec<UsageRow>,
 }
 
-pub(super) fn usage(args: UsageArgs, settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn usage(args: UsageArgs, settings: &Settings) -> Result<ExitCode> {
     let thirty_days_ago = || clock::day(clock::now_ms() - DEFAULT_DAYS * 86_400_000);
     let since = args.since.unwrap_or_else(thirty_days_ago);
     let rows = match state_db::open_existing(settings)? {

@@ -9,7 +9,7 @@ use belljar_engine::spec::{Datasets, Storage};
 use url::Url;
 
 use super::{ApiKey, LogFormat, ServerUrl};
-use crate::cli::values;
+use crate::flags::values;
 
 /// Ten years. A larger value is a mistake.
 const MAX_SECONDS: u64 = 3650 * 86400;

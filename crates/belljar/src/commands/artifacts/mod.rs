@@ -24,8 +24,8 @@ use self::verify::ArtifactsVerifyArgs;
 use super::as_client;
 use super::output::plain;
 use super::remove::remove_each;
-use crate::cli::flags::ServerFlags;
 use crate::client::{Client, ClientError, escape};
+use crate::flags::ServerFlags;
 use crate::settings::Settings;
 
 #[derive(Debug, Args)]
@@ -71,7 +71,7 @@ pub(crate) struct ArtifactsRemoveArgs {
     pub(crate) json: bool,
 }
 
-pub(super) fn artifacts(command: ArtifactsCommand, settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn artifacts(command: ArtifactsCommand, settings: &Settings) -> Result<ExitCode> {
     use ArtifactsCommand::{Get, List, Remove, Show, Url, Verify};
     match command {
         List(args) => as_client(settings, async |client| list::list(client, &args).await),

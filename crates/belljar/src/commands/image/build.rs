@@ -95,7 +95,7 @@ pub(super) fn build(args: &ImageBuildArgs, settings: &Settings) -> Result<ExitCo
 }
 
 /// The hidden command that runs one step of a build.
-pub(in crate::commands) fn build_step() -> Result<ExitCode> {
+pub(crate) fn build_step() -> Result<ExitCode> {
     let code = belljar_image::perform_step().context("failed to run a build step")?;
     Ok(output::exit_code(code))
 }

@@ -15,7 +15,7 @@ use belljar_image::Image;
 use clap::{Args, Subcommand};
 use indicatif::HumanBytes;
 
-pub(super) use build::build_step;
+pub(crate) use build::build_step;
 
 use self::build::ImageBuildArgs;
 use self::import::ImageImportArgs;
@@ -58,7 +58,7 @@ pub(crate) enum ImageCommand {
     Remove(ImageRemoveArgs),
 }
 
-pub(super) fn image(command: ImageCommand, settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn image(command: ImageCommand, settings: &Settings) -> Result<ExitCode> {
     match command {
         ImageCommand::Build(args) => build::build(&args, settings),
         ImageCommand::Import(args) => import::import(&args, settings),

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use crate::cli::values::{parse_name, parse_size};
+use crate::flags::values::{parse_name, parse_size};
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\

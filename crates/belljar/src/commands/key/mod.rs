@@ -20,7 +20,7 @@ use super::state_db;
 use crate::settings::Settings;
 use crate::table;
 
-pub(super) fn key(command: KeyCommand, settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn key(command: KeyCommand, settings: &Settings) -> Result<ExitCode> {
     match command {
         KeyCommand::Create(args) => create(args, settings)?,
         KeyCommand::List(args) => list(&args, settings)?,

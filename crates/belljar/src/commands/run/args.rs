@@ -6,8 +6,8 @@ use belljar_engine::network::Policy;
 use belljar_proto::exec::Language;
 use clap::Args;
 
-use crate::cli::flags::LimitFlags;
-use crate::cli::values::{parse_env, parse_language, parse_seconds, parse_size};
+use crate::flags::LimitFlags;
+use crate::flags::values::{parse_env, parse_language, parse_seconds, parse_size};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -69,7 +69,7 @@ enum InputOf {
     FromTheStart,
 }
 
-pub(super) fn run(args: RunArgs, settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn run(args: RunArgs, settings: &Settings) -> Result<ExitCode> {
     let plan = plan(args, settings)?;
     let prepared = Prepared::start(settings)?;
     tokio::runtime::Builder::new_current_thread()

@@ -44,7 +44,7 @@ const CGROUP_REMOVAL: Duration = Duration::from_secs(10);
 /// How often a server with `--idle-exit` checks whether it is idle.
 const IDLE_PACE: Duration = Duration::from_secs(1);
 
-pub(super) fn serve(args: &ServeArgs, settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn serve(args: &ServeArgs, settings: &Settings) -> Result<ExitCode> {
     settings.server.check()?;
     // A session needs several descriptors, a client one.
     privileges::raise_open_files();

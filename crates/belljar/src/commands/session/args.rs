@@ -17,7 +17,7 @@ use super::show::SessionShowArgs;
 use super::stage::SessionStageArgs;
 use super::stop::SessionStopArgs;
 use super::upload::SessionUploadArgs;
-use crate::cli::flags::ServerFlags;
+use crate::flags::ServerFlags;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -10,10 +10,10 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 
 use super::print_json;
-use crate::cli::flags::LimitFlags;
-use crate::cli::values::{parse_env, parse_volume};
 use crate::client::Client;
 use crate::commands::output;
+use crate::flags::LimitFlags;
+use crate::flags::values::{parse_env, parse_volume};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

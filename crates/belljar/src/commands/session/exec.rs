@@ -17,11 +17,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::follow::Follower;
 use super::{find_id, print_json};
-use crate::cli::flags::SessionArg;
-use crate::cli::values::{parse_env, parse_language, parse_seconds, parse_size};
 use crate::client::{Client, ClientError, ServerEvent, escape};
 use crate::commands::code::{self, GivenCode};
 use crate::commands::output::{self, Ending};
+use crate::flags::SessionArg;
+use crate::flags::values::{parse_env, parse_language, parse_seconds, parse_size};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

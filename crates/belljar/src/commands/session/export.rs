@@ -11,11 +11,11 @@ use serde_json::json;
 
 use super::datasets::path_in;
 use super::{find_id, print_json};
-use crate::cli::flags::SessionArg;
 use crate::client::Client;
 use crate::commands::EXIT_FAILED;
 use crate::commands::output::{self, plain};
 use crate::commands::progress::while_waiting;
+use crate::flags::SessionArg;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::hibernate::say_lost;
 use super::{find_id, print_json};
-use crate::cli::flags::SessionArg;
 use crate::client::Client;
 use crate::commands::output;
+use crate::flags::SessionArg;
 
 #[derive(Debug, Args)]
 pub(crate) struct SessionForkArgs {

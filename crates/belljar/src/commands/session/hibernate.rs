@@ -7,9 +7,9 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::{find_id, print_json};
-use crate::cli::flags::SessionArg;
 use crate::client::Client;
 use crate::commands::output;
+use crate::flags::SessionArg;
 
 #[derive(Debug, Args)]
 pub(crate) struct SessionHibernateArgs {

@@ -33,7 +33,7 @@ use super::output::print_json;
 use crate::client::{Client, escape};
 use crate::settings::Settings;
 
-pub(super) fn session(command: SessionCommand, settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn session(command: SessionCommand, settings: &Settings) -> Result<ExitCode> {
     as_client(settings, async |client| match command {
         SessionCommand::Create(args) => create::create(client, args).await,
         SessionCommand::List(args) => list::list(client, &args).await,

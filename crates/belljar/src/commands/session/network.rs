@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use super::show::shown_network;
 use super::{find_id, print_json, spoken};
-use crate::cli::flags::SessionArg;
 use crate::client::{Client, escape};
 use crate::commands::output::{self, plain};
+use crate::flags::SessionArg;
 use crate::table;
 
 #[derive(Debug, Args)]

@@ -8,9 +8,9 @@ use serde_json::json;
 
 use super::fork::listed;
 use super::{find_id, print_json};
-use crate::cli::flags::SessionArg;
 use crate::client::Client;
 use crate::commands::output;
+use crate::flags::SessionArg;
 
 #[derive(Debug, Args)]
 pub(crate) struct SessionRestoreArgs {

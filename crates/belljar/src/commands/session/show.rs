@@ -8,9 +8,9 @@ use clap::Args;
 use indicatif::HumanBytes;
 
 use super::{Session, find, print_json, spoken};
-use crate::cli::flags::SessionArg;
 use crate::client::Client;
 use crate::commands::output;
+use crate::flags::SessionArg;
 
 #[derive(Debug, Args)]
 pub(crate) struct SessionShowArgs {

@@ -8,10 +8,10 @@ use serde_json::json;
 
 use super::datasets::{Dataset, path_in};
 use super::{find_id, print_json};
-use crate::cli::flags::SessionArg;
 use crate::client::Client;
 use crate::commands::output;
 use crate::commands::progress::while_waiting;
+use crate::flags::SessionArg;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

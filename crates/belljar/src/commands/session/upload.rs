@@ -20,11 +20,11 @@ use tokio::sync::mpsc::{self, Sender};
 
 use super::datasets::{Dataset, path_in};
 use super::{find_id, print_json};
-use crate::cli::flags::SessionArg;
 use crate::client::{Client, Upload, escape};
 use crate::commands::outage::Outage;
 use crate::commands::output;
 use crate::commands::progress::{Progress, while_waiting};
+use crate::flags::SessionArg;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

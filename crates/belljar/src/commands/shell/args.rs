@@ -2,8 +2,8 @@
 
 use clap::Args;
 
-use crate::cli::flags::ServerFlags;
-use crate::cli::values::parse_env;
+use crate::flags::ServerFlags;
+use crate::flags::values::parse_env;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -18,7 +18,7 @@ use super::session::{find_id, find_known_id};
 use crate::client::{Client, escape};
 use crate::settings::Settings;
 
-pub(super) fn shell(args: ShellArgs, settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn shell(args: ShellArgs, settings: &Settings) -> Result<ExitCode> {
     if let (Some(exec), Some(session)) = (&args.guard, &args.session) {
         return as_client(settings, async |client| stdio::guard(client, session, exec).await);
     }

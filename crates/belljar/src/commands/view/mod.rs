@@ -53,7 +53,7 @@ pub(crate) struct ViewArgs {
 /// How often the directory is read again.
 const FOLLOW_PACE: Duration = Duration::from_millis(200);
 
-pub(super) fn view(args: &ViewArgs) -> Result<ExitCode> {
+pub(crate) fn view(args: &ViewArgs) -> Result<ExitCode> {
     let record = Record::open(&args.directory)?;
     let mut log = record.log();
     let (execs, earlier) = log.last(args.limit)?;

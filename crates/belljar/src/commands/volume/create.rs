@@ -7,9 +7,9 @@ use clap::Args;
 use serde_json::json;
 
 use super::Volume;
-use crate::cli::values::parse_size;
 use crate::client::Client;
 use crate::commands::output::{self, print_json};
+use crate::flags::values::parse_size;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -16,8 +16,8 @@ use self::list::VolumeListArgs;
 use self::show::VolumeShowArgs;
 use super::as_client;
 use super::remove::remove_each;
-use crate::cli::flags::ServerFlags;
 use crate::client::{ClientError, escape};
+use crate::flags::ServerFlags;
 use crate::settings::Settings;
 
 #[derive(Debug, Args)]
@@ -50,7 +50,7 @@ pub(crate) struct VolumeRemoveArgs {
     pub(crate) json: bool,
 }
 
-pub(super) fn volume(command: VolumeCommand, settings: &Settings) -> Result<ExitCode> {
+pub(crate) fn volume(command: VolumeCommand, settings: &Settings) -> Result<ExitCode> {
     as_client(settings, async |client| match command {
         VolumeCommand::Create(args) => create::create(client, &args).await,
         VolumeCommand::List(args) => list::list(client, &args).await,

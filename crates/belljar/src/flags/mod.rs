@@ -1,10 +1,12 @@
 //! Flags and arguments that several commands have.
 
+pub(crate) mod values;
+
 use std::ops::Deref;
 
 use clap::Args;
 
-use super::values::{parse_cpus, parse_size};
+use values::{parse_cpus, parse_size};
 
 /// The server that a command is a client of.
 #[derive(Debug, Args)]
