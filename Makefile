@@ -37,6 +37,9 @@ else
 CLIPPY := $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 endif
 
+# How often a failed Rust test runs again. Tests are not retried; `.ci/run` says why it still allows it once.
+RETRIES ?= 0
+
 # Each test that cannot run on this machine adds a line with its reason.
 export SKIPPED_TESTS_FILE := $(CURDIR)/target/skipped-tests.txt
 
@@ -109,7 +112,7 @@ test: tested
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target WAIT_FOR_ENGINE=1 test-engine test-python test-agents test-kernels test-standard test-openapi
 	@echo "== all other tests: the real binary, real sandboxes"
 	@# One more test at a time than there are processors, because each waits now and then.
-	$(CARGO) nextest run --locked --workspace --test-threads $$(($$(nproc) + 1))
+	$(CARGO) nextest run --locked --workspace --retries $(RETRIES) --test-threads $$(($$(nproc) + 1))
 	@# Prints which attack notices each missing wall of a sandbox; the security tests write this file.
 	@cat target/$(TRIPLE)/tmp/walls.txt
 	@scripts/skipped-tests $(SKIPPED_TESTS_FILE)

@@ -78,16 +78,17 @@ async fn it_is_replaced_at_once_or_not_at_all() {
     session.put("d/table.csv", numbered(0, SIZE)).await.json(200);
     // Each file that a reader opens has one version's content from its first byte to its last.
     let code = format!(
-        "import os\nseen = []\nprint('reading', flush=True)\n\
+        "import os\nseen = []\n\
          while not os.path.exists('/session/go'):\n\
         \x20   whole = open('/session/data/d/table.csv', 'rb').read()\n\
         \x20   seeds = {{line[:8] for line in whole.split(b'\\n') if len(line) == 8}}\n\
         \x20   assert len(whole) == {SIZE} and len(seeds) == 1, (len(whole), seeds)\n\
-        \x20   seen += [seed for seed in seeds if seed not in seen]\n\
-         print(len(seen) > 1)"
+        \x20   new = [seed for seed in seeds if seed not in seen]\n\
+        \x20   if new and len(seen) < 2: print(['first', 'second'][len(seen)], flush=True)\n\
+        \x20   seen += new"
     );
     let reader = session.begin("reader", "running", json!({"code": code})).await;
-    session.has_printed("reader", "reading").await;
+    session.has_printed("reader", "first").await;
     for seed in 1..=8 {
         let told = session.put("d/table.csv", numbered(seed, SIZE)).await.json(200);
         assert_eq!(told["sha256"], sha256(numbered(seed, SIZE)));
@@ -98,9 +99,10 @@ async fn it_is_replaced_at_once_or_not_at_all() {
         session.put("d/table.csv", numbered(200, SIZE))
     );
     let hashes = [one.json(200)["sha256"].take(), two.json(200)["sha256"].take()];
+    session.has_printed("reader", "second").await;
     session.release().await;
     let result = reader.result().await;
-    assert_eq!((&result["status"], &result["stdout"]), (&json!("ok"), &json!("reading\nTrue\n")));
+    assert_eq!((&result["status"], &result["stdout"]), (&json!("ok"), &json!("first\nsecond\n")));
     let sum = session.shell("sha256sum < /session/data/d/table.csv").await;
     let sum = text(&sum["stdout"]).split(' ').next();
     assert!(hashes.iter().any(|hash| hash.as_str() == sum), "{sum:?} {hashes:?}");
