@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use crate::connection::{Connection, call_all, delete, exec, id_of, request};
 use crate::figures::{Figures, Machine, plain_row, target_row};
-use crate::samples::{Samples, Summary, count, mib};
+use crate::samples::{Samples, Summary, Timed, count, mib};
 use crate::scratch_host::{ScratchHost, Server};
 use crate::workload::{FIRST, POOL_SIZE};
 use crate::{BenchArgs, BenchConfig, progress, terminal_echo};
@@ -49,13 +49,6 @@ pub(crate) struct HttpFigures {
     load: Load,
     live: Live,
     adoption: Adoption,
-}
-
-#[derive(Debug, Serialize)]
-struct Timed {
-    #[serde(flatten)]
-    took: Summary,
-    target_p50_ms: f64,
 }
 
 #[derive(Debug, Serialize)]

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::connection::{Connection, call_all, delete, exec, id_of, request};
 use crate::figures::{Figures, Machine, verdict};
-use crate::samples::{HEADER, Samples, Summary, count, mib};
+use crate::samples::{HEADER, Samples, Summary, Timed, count, mib};
 use crate::scratch_host::{ScratchHost, Server};
 use crate::workload::{FIRST, POOL_SIZE};
 use crate::{BenchArgs, BenchConfig, progress};
@@ -47,13 +47,6 @@ pub(crate) struct LifeFigures {
     wake: Timed,
     checkpoint: Checkpoint,
     many: Many,
-}
-
-#[derive(Debug, Serialize)]
-struct Timed {
-    #[serde(flatten)]
-    took: Summary,
-    target_p50_ms: f64,
 }
 
 /// A cell followed by a checkpoint, and the same cell without one.

@@ -18,6 +18,14 @@ pub(crate) struct Summary {
     pub(crate) max_ms: f64,
 }
 
+/// A summary, and the median that we aim at.
+#[derive(Debug, Serialize)]
+pub(crate) struct Timed {
+    #[serde(flatten)]
+    pub(crate) took: Summary,
+    pub(crate) target_p50_ms: f64,
+}
+
 impl Samples {
     pub(crate) fn push(&mut self, sample: Duration) {
         self.0.push(sample);
