@@ -44,9 +44,9 @@ async fn shop(server: &Server) -> Session {
 
 /// The reference that a snapshot gives to the first line with these words.
 fn reference(snapshot: &Value, words: &str) -> String {
-    let told = text(&snapshot["result"]["snapshot"]);
-    let line = told.lines().find(|line| line.contains(words));
-    let line = line.unwrap_or_else(|| panic!("no {words} in\n{told}"));
+    let reply = text(&snapshot["result"]["snapshot"]);
+    let line = reply.lines().find(|line| line.contains(words));
+    let line = line.unwrap_or_else(|| panic!("no {words} in\n{reply}"));
     let (_, rest) = line.split_once("[ref=").expect("it can be used");
     rest.split_once(']').expect("a name ends").0.to_owned()
 }
@@ -181,15 +181,15 @@ async fn a_picture_is_an_artifact_and_the_answer() {
     let server = Server::start().await;
     let session = shop(&server).await;
     let html = "<body style='margin:0'><div style='height:3000px'>tall</div>";
-    let told = act(&session, "screenshot", json!({"html": html, "name": "tall"})).await;
-    let artifact = &told["artifacts"][0];
+    let reply = act(&session, "screenshot", json!({"html": html, "name": "tall"})).await;
+    let artifact = &reply["artifacts"][0];
     assert_eq!(
         (&artifact["name"], &artifact["mime"]),
         (&json!("tall.png"), &json!("image/png")),
-        "{told:#}"
+        "{reply:#}"
     );
-    let told = [&told["result"]["width"], &told["result"]["height"]];
-    assert_eq!(told, [&json!(1280), &json!(800)]);
+    let reply = [&reply["result"]["width"], &reply["result"]["height"]];
+    assert_eq!(reply, [&json!(1280), &json!(800)]);
     let whole = picture(&session, json!({"html": html, "full_page": true, "width": 640})).await;
     assert_eq!(size_of(&whole.body), (640, 3000));
     let id = whole.headers["belljar-artifact"].to_str().expect("text").to_owned();
@@ -369,7 +369,7 @@ async fn the_network_is_what_the_session_may_reach() {
         act(&session, "text", json!({})).await["title"] == "Fruit shop"
     })
     .await;
-    let told = session.client.get(&session.path("/network")).await.json(200).to_string();
-    assert!(told.contains("127.0.0.3") && !told.contains("example"), "{told}");
+    let reply = session.client.get(&session.path("/network")).await.json(200).to_string();
+    assert!(reply.contains("127.0.0.3") && !reply.contains("example"), "{reply}");
     assert_eq!(site.heads().iter().filter(|head| head.starts_with("GET /visited ")).count(), 1);
 }

@@ -62,8 +62,8 @@ async fn a_kernel_that_is_killed_is_replaced() {
     let [kernel] = server.installation.pids_inside(pid)[..] else { panic!("one kernel") };
     kill(kernel);
     let next = session.python("print('fresh')").await;
-    let told = next["kernel_state"] == "lost" || next["status"] == "crashed";
-    assert!(told, "variables are gone without a word: {next:#}");
+    let reply = next["kernel_state"] == "lost" || next["status"] == "crashed";
+    assert!(reply, "variables are gone without a word: {next:#}");
     assert_eq!(session.show().await["state"], "ready");
 }
 

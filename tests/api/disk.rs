@@ -276,8 +276,8 @@ async fn old_sessions_are_removed_with_their_files_if_that_is_wanted() {
     let alive = server.session_with(json!({"key": "alive", "storage": "BIND"})).await;
     alive.shell("echo kept > file").await;
     old.stop().await;
-    let told = old.show().await;
-    assert!(text(&told["kept_until"]) > text(&told["ended"]), "{told:#}");
+    let reply = old.show().await;
+    assert!(text(&reply["kept_until"]) > text(&reply["ended"]), "{reply:#}");
     // A session that is used again is not old.
     server.post("/v1/sessions", json!({"key": "old"})).await.json(200);
     assert_eq!(old.show().await.get("kept_until"), None);

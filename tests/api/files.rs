@@ -269,7 +269,7 @@ async fn file_changes_are_streamed_as_they_happen() {
     while !seen.contains(&"removed sub".to_owned()) {
         seen.push(changed(&deep.until("change").await));
     }
-    for told in [
+    for reply in [
         "created sub/b",
         "modified sub/b",
         "created new",
@@ -277,7 +277,7 @@ async fn file_changes_are_streamed_as_they_happen() {
         "created new/er/d",
         "removed sub/b",
     ] {
-        assert!(seen.contains(&told.to_owned()), "no {told} in {seen:?}");
+        assert!(seen.contains(&reply.to_owned()), "no {reply} in {seen:?}");
     }
     // Uploads are reported too, under their final names.
     put(&server, &session, "w/new/er/sent", "x").await.json(200);

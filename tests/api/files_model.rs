@@ -78,7 +78,7 @@ async fn compare(server: &Server, session: &Session, number: u32, steps: &[Step]
     put(server, session, &format!("{top}?mkdir"), "").await.json(200);
     let inside = |path: &str| format!("{top}/{}", encoded(path));
     for (done, step) in steps.iter().enumerate() {
-        let told = match step {
+        let reply = match step {
             Step::Write(path, content) => {
                 put(server, session, &inside(path), content.clone()).await
             }
@@ -105,8 +105,8 @@ async fn compare(server: &Server, session: &Session, number: u32, steps: &[Step]
         };
         let expected = model_of(model.path(), step);
         let history = &steps[..=done];
-        let seen = outcome(step, &told);
-        assert_eq!(seen, expected.map_err(|error| code(&error)), "{history:#?}\n{told}");
+        let seen = outcome(step, &reply);
+        assert_eq!(seen, expected.map_err(|error| code(&error)), "{history:#?}\n{reply}");
     }
     let listed = get(server, session, &format!("{top}?list&recursive")).await.json(200);
     let mut seen = Vec::new();
@@ -136,9 +136,9 @@ fn encoded(path: &str) -> String {
 }
 
 /// The content of the response, or its error code.
-fn outcome(step: &Step, told: &Answer) -> Result<String, String> {
-    if !matches!(told.status, 200 | 204) {
-        return Err(text(&told.json(told.status)["error"]["code"]).to_owned());
+fn outcome(step: &Step, reply: &Answer) -> Result<String, String> {
+    if !matches!(reply.status, 200 | 204) {
+        return Err(text(&reply.json(reply.status)["error"]["code"]).to_owned());
     }
     let about = |file: &Value| match text(&file["kind"]) {
         // The size of a directory depends on the file system.
@@ -146,10 +146,10 @@ fn outcome(step: &Step, told: &Answer) -> Result<String, String> {
         other => other.to_owned(),
     };
     Ok(match step {
-        Step::Read(_) => told.text(200),
-        Step::Stat(_) => about(&told.json(200)),
+        Step::Read(_) => reply.text(200),
+        Step::Stat(_) => about(&reply.json(200)),
         Step::List(_) => {
-            let listed = told.json(200);
+            let listed = reply.json(200);
             let files = listed["files"].as_array().expect("a list").iter();
             files.map(|file| format!("{} {}\n", text(&file["path"]), text(&file["kind"]))).collect()
         }

@@ -156,8 +156,8 @@ async fn a_hundred_forks_go_a_hundred_ways() {
     }
     session.python("x.append('origin')").await;
     for (index, fork) in forks.iter().enumerate() {
-        let told = fork.printed("print(x, open('log').read())").await;
-        assert_eq!(told, format!("[1, {index}] begun {index}\n"));
+        let reply = fork.printed("print(x, open('log').read())").await;
+        assert_eq!(reply, format!("[1, {index}] begun {index}\n"));
     }
     assert_eq!(session.printed("print(x, open('log').read())").await, "[1, 'origin'] begun \n");
 }

@@ -114,7 +114,7 @@ async fn pages_of_allowed_origins_may_call() {
         }
         client.send(request).await
     };
-    let told = |answer: &Answer, name: &str| {
+    let reply = |answer: &Answer, name: &str| {
         let values = answer.headers.get_all(name).iter();
         values.map(|value| value.to_str().expect("text")).collect::<Vec<_>>().join(", ")
     };
@@ -122,13 +122,13 @@ async fn pages_of_allowed_origins_may_call() {
     let asks = [("origin", page), ("access-control-request-method", "POST")];
     let preflight = call(Method::OPTIONS, None, &asks).await;
     assert_eq!((preflight.status, preflight.body.len()), (204, 0), "{preflight}");
-    assert_eq!(told(&preflight, "access-control-allow-origin"), page);
-    assert!(told(&preflight, "access-control-allow-methods").contains("POST"));
-    let headers = told(&preflight, "access-control-allow-headers");
+    assert_eq!(reply(&preflight, "access-control-allow-origin"), page);
+    assert!(reply(&preflight, "access-control-allow-methods").contains("POST"));
+    let headers = reply(&preflight, "access-control-allow-headers");
     for needed in ["authorization", "content-type", "x-api-key", "last-event-id", "range"] {
         assert!(headers.split(", ").any(|header| header == needed), "{needed}: {headers}");
     }
-    assert_eq!(told(&preflight, "vary"), "origin");
+    assert_eq!(reply(&preflight, "vary"), "origin");
     // Then it sends the request, and the page may read the response, also a refusal.
     let secret = key["secret"].as_str().expect("text");
     let made = call(Method::POST, Some(secret), &[("origin", page)]).await;
@@ -136,20 +136,20 @@ async fn pages_of_allowed_origins_may_call() {
     let refused = call(Method::POST, None, &[("origin", page)]).await;
     refused.error(401, "unauthorized");
     for answer in [&made, &refused] {
-        assert_eq!(told(answer, "access-control-allow-origin"), page);
-        assert!(told(answer, "access-control-expose-headers").contains("retry-after"));
-        assert_eq!(told(answer, "vary"), "origin");
-        assert_eq!(told(answer, "access-control-allow-credentials"), "", "no cookies");
+        assert_eq!(reply(answer, "access-control-allow-origin"), page);
+        assert!(reply(answer, "access-control-expose-headers").contains("retry-after"));
+        assert_eq!(reply(answer, "vary"), "origin");
+        assert_eq!(reply(answer, "access-control-allow-credentials"), "", "no cookies");
     }
     // Other origins get no CORS headers.
     let plain = call(Method::GET, Some(secret), &[]).await;
-    assert_eq!((plain.status, told(&plain, "vary").as_str()), (200, "origin"));
-    assert_eq!(told(&plain, "access-control-allow-origin"), "");
+    assert_eq!((plain.status, reply(&plain, "vary").as_str()), (200, "origin"));
+    assert_eq!(reply(&plain, "access-control-allow-origin"), "");
     let evil = [("origin", "https://evil.example"), ("access-control-request-method", "POST")];
     for (method, key) in [(Method::OPTIONS, None), (Method::POST, Some(secret))] {
         let answer = call(method, key, &evil).await;
         answer.error(403, "wrong_origin");
-        assert_eq!(told(&answer, "access-control-allow-origin"), "");
+        assert_eq!(reply(&answer, "access-control-allow-origin"), "");
     }
     // Only a preflight request needs no key.
     call(Method::OPTIONS, None, &[("origin", page)]).await.error(401, "unauthorized");

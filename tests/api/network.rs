@@ -52,8 +52,8 @@ async fn without_a_policy_there_is_no_way_out_and_nothing_that_looks_like_one() 
         print(socket.socket().connect_ex(('127.0.0.1', 3128)) != 0)";
     assert_eq!(session.printed(code).await, "[]\nTrue\n");
     assert_eq!(session.show().await["network"], "none");
-    let told = visits(&session).await;
-    assert_eq!((&told["policy"], &told["visits"]), (&json!("none"), &json!([])));
+    let reply = visits(&session).await;
+    assert_eq!((&reply["policy"], &reply["visits"]), (&json!("none"), &json!([])));
     for network in [json!("open"), json!({"allow": ["example.org"]})] {
         let refused = server.post("/v1/sessions", json!({"network": network})).await;
         assert!(refused.error(403, "network_not_allowed").contains("BELLJAR_MAX_NETWORK"));
@@ -113,13 +113,13 @@ async fn what_is_listed_is_reached_by_every_program_and_nothing_else_is() {
     }
     assert!(elsewhere.heads().is_empty());
 
-    let told = visits(&session).await;
-    assert_eq!(told["policy"], json!({"allow": [site.address.to_string()]}));
-    assert!(told["reached"].as_u64() >= Some(4), "{told:#}");
-    assert!(told["refused"].as_u64() >= Some(3), "{told:#}");
-    let list = told["visits"].as_array().expect("a list");
+    let reply = visits(&session).await;
+    assert_eq!(reply["policy"], json!({"allow": [site.address.to_string()]}));
+    assert!(reply["reached"].as_u64() >= Some(4), "{reply:#}");
+    assert!(reply["refused"].as_u64() >= Some(3), "{reply:#}");
+    let list = reply["visits"].as_array().expect("a list");
     let metadata = list.iter().find(|visit| visit["host"] == "169.254.169.254");
-    let metadata = metadata.unwrap_or_else(|| panic!("{told:#}"));
+    let metadata = metadata.unwrap_or_else(|| panic!("{reply:#}"));
     assert_eq!((&metadata["outcome"], &metadata["port"]), (&json!("refused"), &json!(80)));
     let audit = server.installation.audit();
     let noted = |line: &&Value| line["action"] == "network" && line["session"] == session.id;
@@ -235,8 +235,8 @@ async fn much_goes_both_ways_and_half_a_connection_is_one() {
          print(head.split()[1].decode(), n, sent.digest() == got.digest())"
     );
     assert_eq!(session.printed(&code).await, "200 20971520 True\n");
-    let told = visits(&session).await;
-    assert_eq!((&told["sent"], &told["received"]), (&json!(20_971_520), &json!(20_971_520)));
+    let reply = visits(&session).await;
+    assert_eq!((&reply["sent"], &reply["received"]), (&json!(20_971_520), &json!(20_971_520)));
 }
 
 #[tokio::test]
@@ -432,8 +432,8 @@ server.serve_forever()
     let installed = session.shell(&pip).await;
     assert_eq!(installed["status"], "ok", "{installed:#}");
     let said = session.shell("python3 -c 'import tinypkg; print(tinypkg.answer)'").await;
-    let told = visits(&session).await;
-    assert_eq!(said["stdout"], "42\n", "{said:#} {told:#}");
+    let reply = visits(&session).await;
+    assert_eq!(said["stdout"], "42\n", "{said:#} {reply:#}");
     assert_eq!(session.printed("import tinypkg; print(tinypkg.answer)").await, "42\n");
 }
 
@@ -498,8 +498,8 @@ server.serve_forever()
     assert_eq!(session.shell(&curl).await["stdout"], "right again");
     let looked = session.shell("env; cat /tmp/.belljar/*; cat /proc/*/environ").await;
     assert!(!text(&looked["stdout"]).contains("hunter2"), "it is inside");
-    let told = visits(&session).await.to_string();
-    assert!(told.contains("authorization") && !told.contains("hunter2"), "{told}");
+    let reply = visits(&session).await.to_string();
+    assert!(reply.contains("authorization") && !reply.contains("hunter2"), "{reply}");
     let audit = format!("{:?}", server.installation.audit());
     assert!(!audit.contains("hunter2") && !server.said().contains("hunter2"));
     // A session that does not ask for the key gets a plain tunnel and the server's trusted

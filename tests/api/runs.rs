@@ -82,8 +82,8 @@ async fn a_run_is_streamed_with_its_artifacts_last() {
     let server = Server::start().await;
     let code = "print('one', flush=True)\nopen('/work/artifacts/a.txt', 'w').write('x')\n1 + 1";
     let events = server.post_stream("/v1/run", json!({"code": code})).await.rest().await;
-    let told: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
-    assert_eq!(told, ["exec", "stdout", "result", "artifacts", "done"]);
+    let reply: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
+    assert_eq!(reply, ["exec", "stdout", "result", "artifacts", "done"]);
     assert_eq!(printed(&events, "stdout"), "one\n");
     let id = text(&events[0].data["exec_id"]);
     let (taken, done) = (&events[3].data, &events[4].data);

@@ -95,9 +95,9 @@ async fn stalled_uploads_hold_no_threads() {
     other.send(put).await.json(200);
     assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
     // Stalled clients get an error, and none of their files is left.
-    let told = answer(&mut stalled[0]).await;
-    assert!(told.starts_with("HTTP/1.1 408"), "{told}");
-    assert!(told.contains("1 bytes of the body came in 3 s, which is too slow"), "{told}");
+    let reply = answer(&mut stalled[0]).await;
+    assert!(reply.starts_with("HTTP/1.1 408"), "{reply}");
+    assert!(reply.contains("1 bytes of the body came in 3 s, which is too slow"), "{reply}");
     drop(stalled);
     eventually("nothing is left of them", async || begun().await == 0).await;
 }

@@ -26,8 +26,8 @@ async fn events_come_in_order() {
                 display('more')\nprint('again')\n6 * 7";
     let ask = json!({"code": code, "exec_id": "all"});
     let events = server.post_stream(&session.path("/exec"), ask).await.rest().await;
-    let told = ["exec", "stdout", "display", "stderr", "display", "stdout", "result", "done"];
-    assert_eq!(names(&events), told);
+    let reply = ["exec", "stdout", "display", "stderr", "display", "stdout", "result", "done"];
+    assert_eq!(names(&events), reply);
     assert_eq!(events[0].data, json!({"exec_id": "all"}));
     assert_eq!(events[1].data, json!({"text": "out\n"}));
     assert_eq!(events[3].data, json!({"text": "err\n"}));

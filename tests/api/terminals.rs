@@ -48,8 +48,12 @@ async fn a_shell_at_a_terminal() {
         [json!({"type": "resize", "rows": 0, "cols": 9}), json!({"type": "dance"}), json!(3)]
     {
         terminal.say(wrong).await;
-        let told = terminal.told().await;
-        assert_eq!((&told["type"], &told["code"]), (&json!("error"), &json!("invalid")), "{told}");
+        let reply = terminal.reply().await;
+        assert_eq!(
+            (&reply["type"], &reply["code"]),
+            (&json!("error"), &json!("invalid")),
+            "{reply}"
+        );
     }
     terminal.press("exit 7\n").await;
     let end = terminal.end().await;
@@ -166,14 +170,14 @@ async fn a_page_in_a_browser_comes_with_a_ticket() {
         connect(&client, at, "", &headers).await
     };
     const PAGE: &str = "https://app.example";
-    let told = ticket().await;
-    assert_eq!(told["expires_in"], 60);
-    let mut terminal = come(&session, &offer(&told), PAGE).await.expect("a terminal");
+    let reply = ticket().await;
+    assert_eq!(reply["expires_in"], 60);
+    let mut terminal = come(&session, &offer(&reply), PAGE).await.expect("a terminal");
     assert!(matches!(terminal.next().await, Some(Ok(Message::Text(_)))));
     // A ticket works once, for its own session, from an allowed origin, and only while its key is
     // valid.
     let status = |refused: Option<Refused>| refused.expect("refused").status().as_u16();
-    assert_eq!(status(come(&session, &offer(&told), PAGE).await.err()), 401);
+    assert_eq!(status(come(&session, &offer(&reply), PAGE).await.err()), 401);
     assert_eq!(status(come(&beside, &offer(&ticket().await), PAGE).await.err()), 401);
     assert_eq!(
         status(come(&session, &offer(&ticket().await), "https://evil.example").await.err()),
@@ -191,7 +195,7 @@ async fn a_page_in_a_browser_comes_with_a_ticket() {
     request.headers_mut().insert("sec-websocket-protocol", value);
     server.send(request).await.error(401, "unauthorized");
     let said = server.said();
-    assert!(!said.contains(text(&told["ticket"])), "{said}");
+    assert!(!said.contains(text(&reply["ticket"])), "{said}");
     installation.belljar(&["key", "revoke", &one.0]).output().expect("belljar starts");
     assert_eq!(status(come(&session, &offer(&unused), PAGE).await.err()), 401, "revoked");
 }
@@ -272,11 +276,11 @@ async fn terminals_end_with_all_they_started_and_are_counted() {
     assert_ne!(session.shell("kill -0 $(cat daemon)").await["exit_code"], 0);
     // Attached clients get an error when the session ends.
     session.stop().await;
-    let told = seats[0].told().await;
+    let reply = seats[0].reply().await;
     assert_eq!(
-        (&told["type"], &told["code"]),
+        (&reply["type"], &reply["code"]),
         (&json!("error"), &json!("session_ended")),
-        "{told}"
+        "{reply}"
     );
     server.installation.has_no_traces().await;
 }
@@ -315,10 +319,10 @@ async fn a_terminal_client_that_does_not_read_delays_no_one_and_costs_nothing() 
     assert!(grown < 32 << 20, "{grown} bytes more");
     // The slow client gets the number of bytes it missed, and then continues at the current output.
     loop {
-        let told = deaf.told().await;
+        let reply = deaf.reply().await;
         deaf.seen.clear();
-        if told["type"] == "skipped" {
-            assert!(told["bytes"].as_u64().expect("a number") > 1_000_000, "{told}");
+        if reply["type"] == "skipped" {
+            assert!(reply["bytes"].as_u64().expect("a number") > 1_000_000, "{reply}");
             break;
         }
     }

@@ -117,8 +117,8 @@ async fn a_volume_in_use_stays() {
     let reader = server.session_with(json!({"volumes": {"used": "ro"}})).await;
     let refused = server.delete("/v1/volumes/used").await.error(409, "volume_in_use");
     assert!(refused.contains(&writer.id) && refused.contains(&reader.id), "{refused}");
-    let told = server.get("/v1/volumes").await.json(200);
-    let used_by = told["volumes"][0]["used_by"].as_array().expect("a list").clone();
+    let reply = server.get("/v1/volumes").await.json(200);
+    let used_by = reply["volumes"][0]["used_by"].as_array().expect("a list").clone();
     assert_eq!(used_by.len(), 2);
     assert!(used_by.contains(&json!({"id": writer.id, "mode": "rw"})), "{used_by:?}");
     // The same key with other volumes is a conflict.

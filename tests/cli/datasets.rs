@@ -178,8 +178,8 @@ fn what_cannot_be_uploaded_is_said() {
     belljar: failed to fetch the dataset: there is no source for dataset `sales/q1`; add an entry with its name or a prefix of it to BELLJAR_DATASET_SOURCES
     ");
     // Files whose size is reported as 0, as in `/proc`, are read to their end.
-    let told = served.ok(["upload", &id, "/proc/version", "--name", "version"]).stdout();
-    assert!(told.starts_with("/session/data/version: ") && !told.contains(" 0 B"), "{told}");
+    let reply = served.ok(["upload", &id, "/proc/version", "--name", "version"]).stdout();
+    assert!(reply.starts_with("/session/data/version: ") && !reply.contains(" 0 B"), "{reply}");
 }
 
 #[test]

@@ -236,14 +236,14 @@ fn keys_made_and_revoked_are_in_the_audit_log() {
     context.call(["key", "revoke", id]);
     context.call(["key", "revoke", id]);
     let lines = audit(&context);
-    let told = |line: &Value| {
+    let reply = |line: &Value| {
         let (action, tenant) = (text(&line["action"]), text(&line["tenant"]));
         format!("{tenant} {action} {}: {}", text(&line["outcome"]), text(&line["detail"]))
     };
     let uid = belljar_sys::privileges::own_ids().0;
     let detail = format!("{id} named \"ci\", on the command line by uid {uid}");
     assert_eq!(
-        lines.iter().map(told).collect::<Vec<_>>(),
+        lines.iter().map(reply).collect::<Vec<_>>(),
         [
             format!("acme key_create created: {detail}"),
             format!("acme key_revoke revoked: {detail}"),

@@ -17,9 +17,9 @@ fn status_tells_of_the_server_its_sessions_and_where_they_are() {
     let served = CliServer::on_tcp();
     let context = served.context();
     let status = || {
-        let told = context.call(["status", "--json"]);
-        assert_eq!(told.code, Some(0), "{told}");
-        told.json()
+        let reply = context.call(["status", "--json"]);
+        assert_eq!(reply.code, Some(0), "{reply}");
+        reply.json()
     };
     let empty = status();
     assert_eq!(empty["running"], true);
@@ -28,10 +28,10 @@ fn status_tells_of_the_server_its_sessions_and_where_they_are() {
     assert_eq!(empty["pid"], served.pid());
     let (first, _) = (served.create(&[]), served.create(&["--storage", "BIND"]));
     served.ok(["hibernate", &first]);
-    let told = status();
-    assert_eq!(told["sessions"], serde_json::json!({ "hibernated": 1, "ready": 1 }));
-    assert!(told["memory"]["server"].as_u64() > Some(1 << 20), "{told:#}");
-    assert!(told["memory"]["sessions"].as_u64() > Some(1 << 16), "{told:#}");
+    let reply = status();
+    assert_eq!(reply["sessions"], serde_json::json!({ "hibernated": 1, "ready": 1 }));
+    assert!(reply["memory"]["server"].as_u64() > Some(1 << 20), "{reply:#}");
+    assert!(reply["memory"]["sessions"].as_u64() > Some(1 << 16), "{reply:#}");
     eventually_blocking("the limits are tested", || status()["enforced"].is_object());
     let words = context.call(["status"]).stdout();
     assert!(words.starts_with(&format!("server      belljar 0.1.0 at {}, process", served.url())));
@@ -43,9 +43,9 @@ fn status_tells_of_the_server_its_sessions_and_where_they_are() {
     let key = context.call(["key", "create", "--name", "a"]).stdout();
     eventually_blocking("keys are wanted", || context.call(["status"]).code == Some(125));
     let mut command = context.belljar(["status", "--json"]);
-    let told = context.finish(command.env("BELLJAR_API_KEY", key.trim())).json();
-    assert_eq!(told["running"], true, "{told:#}");
-    assert_eq!(told["directories"], Value::Null, "tenants are not told of the machine");
+    let reply = context.finish(command.env("BELLJAR_API_KEY", key.trim())).json();
+    assert_eq!(reply["running"], true, "{reply:#}");
+    assert_eq!(reply["directories"], Value::Null, "tenants are not told of the machine");
 }
 
 #[test]
@@ -55,13 +55,13 @@ fn status_without_a_server_says_so() {
     let state = context.path("state").display().to_string();
     let context = context.env("BELLJAR_STATE_DIR", &state);
     let url = format!("http://{address}");
-    let told = context.call(["status", "--url", &url]);
-    assert_eq!(told.code, Some(1), "{told}");
-    assert!(told.stdout().starts_with("server      none\n"), "{told}");
-    assert!(told.stdout().contains("`belljar serve`"), "{told}");
-    let told = context.call(["status", "--json", "--url", &url]);
-    assert_eq!((told.code, &told.json()["running"]), (Some(1), &Value::Bool(false)), "{told}");
-    assert_eq!(told.json()["directories"]["state"], state);
+    let reply = context.call(["status", "--url", &url]);
+    assert_eq!(reply.code, Some(1), "{reply}");
+    assert!(reply.stdout().starts_with("server      none\n"), "{reply}");
+    assert!(reply.stdout().contains("`belljar serve`"), "{reply}");
+    let reply = context.call(["status", "--json", "--url", &url]);
+    assert_eq!((reply.code, &reply.json()["running"]), (Some(1), &Value::Bool(false)), "{reply}");
+    assert_eq!(reply.json()["directories"]["state"], state);
     assert!(!Path::new(&state).exists(), "who only looks makes nothing");
 }
 

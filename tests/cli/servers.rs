@@ -26,14 +26,14 @@ fn impostor(answer: &'static [u8]) -> String {
     address.to_string()
 }
 
-fn told(finished: &Finished, address: &str) -> String {
+fn reply(finished: &Finished, address: &str) -> String {
     finished.to_string().replace(address, "[ADDRESS]")
 }
 
 #[test]
 fn nobody_there() {
     let address = free_address();
-    assert_snapshot!(told(&list(&format!("http://{address}")), &address), @r"
+    assert_snapshot!(reply(&list(&format!("http://{address}")), &address), @r"
     exit 125
     --- stdout
     --- stderr
@@ -85,14 +85,14 @@ fn errors_name_the_flag_that_was_used_or_the_variable() {
 #[test]
 fn somebody_else_there() {
     let address = impostor(b"SSH-2.0-OpenSSH_9.6\r\n");
-    assert_snapshot!(told(&list(&format!("http://{address}")), &address), @r"
+    assert_snapshot!(reply(&list(&format!("http://{address}")), &address), @r"
     exit 125
     --- stdout
     --- stderr
     belljar: what listens at http://[ADDRESS] is not a belljar server: it does not speak HTTP
     ");
     let address = impostor(b"HTTP/1.1 404 Not Found\r\ncontent-length: 4\r\n\r\nnope");
-    assert_snapshot!(told(&list(&format!("http://{address}")), &address), @r"
+    assert_snapshot!(reply(&list(&format!("http://{address}")), &address), @r"
     exit 125
     --- stdout
     --- stderr

@@ -42,8 +42,8 @@ fn what_code_writes_there_is_there_afterwards_and_the_users() {
         "notes and more"
     );
     let (made, own) = (project.join("deep/er/made.txt"), fs::metadata(&project).expect("there"));
-    let told = fs::metadata(&made).expect("it is there");
-    assert_eq!((told.uid(), told.gid()), (own.uid(), own.gid()));
+    let reply = fs::metadata(&made).expect("it is there");
+    assert_eq!((reply.uid(), reply.gid()), (own.uid(), own.gid()));
     // Commands start there too, and changes on the host are visible at once.
     fs::write(project.join("late.txt"), "late").expect("a file");
     fs::write(project.join("of-others.txt"), "whose?").expect("a file");
@@ -60,9 +60,9 @@ fn what_code_writes_there_is_there_afterwards_and_the_users() {
         assert_eq!(fs::read_to_string(project.join("of-others.txt")).expect("there"), "whose?");
     }
     // Other directories are as without a workspace, and nothing can be added beside it.
-    let told = bash("cd /session && pwd && touch x /tmp/x && ls; touch /run/x").to_string();
-    assert!(told.contains("/session\nartifacts\ndata\nx\n"), "{told}");
-    assert!(told.contains("Read-only file system"), "{told}");
+    let reply = bash("cd /session && pwd && touch x /tmp/x && ls; touch /run/x").to_string();
+    assert!(reply.contains("/session\nartifacts\ndata\nx\n"), "{reply}");
+    assert!(reply.contains("Read-only file system"), "{reply}");
     let shown = served.ok(["show", &id, "--json"]).json();
     assert_eq!(shown["workspace"].as_str(), project.to_str());
     let warnings = shown["warnings"].to_string();

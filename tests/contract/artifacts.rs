@@ -23,7 +23,7 @@ fn below(path: &Value) -> &str {
 }
 
 /// Paths of the artifacts that were taken, and of those that were refused.
-fn told(result: &Value) -> (Vec<&str>, Vec<&str>) {
+fn reply(result: &Value) -> (Vec<&str>, Vec<&str>) {
     let taken = result["artifacts"].as_array().into_iter().flatten();
     let refused = result["artifacts_refused"].as_array().into_iter().flatten();
     (
@@ -86,7 +86,7 @@ pub(crate) async fn hostile_files_lead_nowhere(on: Backend) {
     );
     let result = session.python(&code).await;
     assert_eq!(result["status"], "ok", "{result:#}");
-    let (taken, refused) = told(&result);
+    let (taken, refused) = reply(&result);
     assert_eq!(taken.len(), 4, "{result:#}");
     assert!(taken.contains(&"plain"), "{taken:?}");
     for name in ["link", "out", "etc", "pipe", "socket", "hole"] {
@@ -100,10 +100,10 @@ pub(crate) async fn hostile_files_lead_nowhere(on: Backend) {
     // Code may replace the directory itself by anything.
     for replace in ["rm -rf artifacts; ln -s /etc artifacts", "rm artifacts; mkfifo artifacts"] {
         let result = session.shell(replace).await;
-        assert_eq!((&result["status"], told(&result).0), (&json!("ok"), vec![]), "{replace}");
+        assert_eq!((&result["status"], reply(&result).0), (&json!("ok"), vec![]), "{replace}");
     }
     let back = session.shell("rm artifacts; mkdir artifacts; echo back > artifacts/file").await;
-    assert_eq!(told(&back).0, ["file"]);
+    assert_eq!(reply(&back).0, ["file"]);
 }
 
 pub(crate) async fn a_run_leaves_its_artifacts(on: Backend) {

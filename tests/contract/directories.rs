@@ -102,7 +102,7 @@ pub(crate) async fn file_changes_are_streamed_as_they_happen(on: Backend) {
     while !seen.contains(&"removed sub".to_owned()) {
         seen.push(changed(&watch.until("change").await));
     }
-    for told in [
+    for reply in [
         "created a",
         "modified a",
         "removed a",
@@ -112,7 +112,7 @@ pub(crate) async fn file_changes_are_streamed_as_they_happen(on: Backend) {
         "removed c",
         "removed sub/b",
     ] {
-        assert!(seen.contains(&told.to_owned()), "no {told} in {seen:?}");
+        assert!(seen.contains(&reply.to_owned()), "no {reply} in {seen:?}");
     }
     // Writes through the API are reported too, under the file's own name.
     put(&session, "w/new/sent", "x").await.json(200);

@@ -25,8 +25,8 @@ pub(crate) async fn a_kernel_that_dies_is_said_to_have_died(on: Backend) {
     let pid = session.printed("import os; print(os.getpid())").await;
     session.shell(&format!("kill -9 {pid}")).await;
     let next = session.python("print('fresh')").await;
-    let told = next["kernel_state"] == "lost" || next["status"] == "crashed";
-    assert!(told, "variables are gone without a word: {next:#}");
+    let reply = next["kernel_state"] == "lost" || next["status"] == "crashed";
+    assert!(reply, "variables are gone without a word: {next:#}");
     assert_eq!(session.printed("print('y' in globals())").await, "False\n");
     let shell = json!({"language": "bash", "code": "exit 7"});
     let shell = session.exec(shell).await.json(200);

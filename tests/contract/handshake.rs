@@ -35,10 +35,10 @@ impl Intruder {
     /// Runs as the server's own user, whom file permissions do not keep out.
     fn at(doors: PathBuf) -> Intruder {
         let enough = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&enough);
+        let reply = Arc::clone(&enough);
         let task = std::thread::spawn(move || {
             let mut heard = Vec::new();
-            while !told.load(Ordering::Relaxed) {
+            while !reply.load(Ordering::Relaxed) {
                 for name in names(&doors) {
                     let Ok(stream) = UnixStream::connect(doors.join(name).join("host.sock")) else {
                         continue;

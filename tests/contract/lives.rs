@@ -121,8 +121,8 @@ pub(crate) async fn a_session_sleeps_branches_and_goes_back(on: Backend) {
         // gVisor cannot pass file descriptors to or from the host, so the request is refused.
         let refused = session.client.post(&session.path("/hibernate"), json!({})).await.json(501);
         assert_eq!(refused["error"]["code"], "not_with_this_runtime", "{refused:#}");
-        let told = session.python("x = 1").await;
-        assert_eq!((&told["status"], &told["checkpoint"]), (&json!("ok"), &json!(false)));
+        let reply = session.python("x = 1").await;
+        assert_eq!((&reply["status"], &reply["checkpoint"]), (&json!("ok"), &json!(false)));
         assert_eq!(session.printed("print(x)").await, "1\n");
         return;
     }

@@ -51,10 +51,10 @@ pub(crate) async fn a_lying_kernel_deceives_no_other_session(on: Backend) {
     let hibernate =
         async |session: &Session| session.client.post(&session.path("/hibernate"), json!({})).await;
     let mut session = server.session().await;
-    for (lie, told) in LIES {
+    for (lie, reply) in LIES {
         let replace = format!(
             "import json, os, socket, belljar_kernel.snapshot as frozen\n\
-             def talk(line, kernel):\n    {told}\n    line.close()\n\
+             def talk(line, kernel):\n    {reply}\n    line.close()\n\
              frozen.talk = talk"
         );
         let replaced = session.python(&replace).await;
@@ -104,7 +104,7 @@ async fn sit(
     })?;
     let mut terminal =
         TerminalClient { socket, id: String::new(), position: 0, seen: String::new() };
-    text(&terminal.told().await["terminal"]).clone_into(&mut terminal.id);
+    text(&terminal.reply().await["terminal"]).clone_into(&mut terminal.id);
     Ok(terminal)
 }
 

@@ -36,8 +36,8 @@ pub(crate) async fn only_listed_hosts_are_reached(on: Backend) {
     );
     assert_eq!(session.printed(&around).await, "True\n");
     assert!(elsewhere.heads().is_empty());
-    let told = server.get(&session.path("/network")).await.json(200);
-    assert_eq!((&told["reached"], &told["refused"]), (&json!(2), &json!(2)), "{told:#}");
+    let reply = server.get(&session.path("/network")).await.json(200);
+    assert_eq!((&reply["reached"], &reply["refused"]), (&json!(2), &json!(2)), "{reply:#}");
 
     // Without a policy there is no network access, and no proxy.
     let closed = server.session().await;

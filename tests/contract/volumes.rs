@@ -76,8 +76,8 @@ pub(crate) async fn volumes_are_shared(on: Backend) {
     // The file API reads the volume too.
     let read = server.get(&one.path("/files//volumes/shared/d/a")).await;
     assert_eq!((read.status, read.text(200).as_str()), (200, "one two"));
-    let told = one.show().await;
-    assert_eq!(told["volumes"], json!({"shared": "rw", "other": "rw"}));
+    let reply = one.show().await;
+    assert_eq!(reply["volumes"], json!({"shared": "rw", "other": "rw"}));
     for session in [one, two, reader] {
         session.stop().await;
     }
@@ -139,8 +139,8 @@ pub(crate) async fn volumes_outlive_everything(on: Backend) {
     // A server that was killed and started again still knows which sessions use the volume.
     let installation = server.kill().await;
     let server = installation.serve().await;
-    let told = server.get("/v1/volumes/kept").await.json(200);
-    assert_eq!(told["used_by"], json!([{"id": second.id, "mode": "ro"}]));
+    let reply = server.get("/v1/volumes/kept").await.json(200);
+    assert_eq!(reply["used_by"], json!([{"id": second.id, "mode": "ro"}]));
     let refused = server.delete("/v1/volumes/kept").await.error(409, "volume_in_use");
     assert!(refused.contains(&second.id), "{refused}");
     let second = Session::of(&server.client(), &second.id);

@@ -22,15 +22,15 @@ const IMAGE: &str = "belljar-test/hostile:latest";
 
 /// Runs `hostile/make.py WHAT`, which writes to a directory of the context.
 fn make(context: &TestContext, what: &str, host: &AttackHost) -> String {
-    let told = |key: &str| {
+    let reply = |key: &str| {
         let found = host.env.iter().find(|(name, _)| name == key);
         found.map(|(_, value)| value.clone()).unwrap_or_default()
     };
     let config = json!({
-        "files": told("HOST_CANARY_PATHS").split(':').collect::<Vec<_>>(),
-        "port": told("HOST_PORT").parse::<u16>().expect("a port"),
-        "abstract": told("HOST_ABSTRACT_SOCKET"),
-        "host_name": told("HOST_HOSTNAME"),
+        "files": reply("HOST_CANARY_PATHS").split(':').collect::<Vec<_>>(),
+        "port": reply("HOST_PORT").parse::<u16>().expect("a port"),
+        "abstract": reply("HOST_ABSTRACT_SOCKET"),
+        "host_name": reply("HOST_HOSTNAME"),
         "caught": context.path("caught"),
     });
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/images/hostile/make.py");
@@ -77,8 +77,8 @@ fn found_while_loading(served: &CliServer, image: &[&str]) -> (Vec<Value>, Strin
         "a kernel begins with the memory of an interpreter in which the payload has run",
         || {
             session = served.create(image);
-            let told = served.ok(["exec", &session, "-c", code]).json();
-            found = told.as_array().expect("a list").clone();
+            let reply = served.ok(["exec", &session, "-c", code]).json();
+            found = reply.as_array().expect("a list").clone();
             let loaded = found.iter().any(while_loading);
             if !loaded {
                 // An ordinary kernel, started by executing Python. The same code ran there, as a

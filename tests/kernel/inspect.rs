@@ -46,17 +46,17 @@ def double(n, times=2): return n * times
 _private = 1
 import os; os.chdir('/tmp')";
     session.run(code).await;
-    let told = state(session, Language::Python).await;
-    let names: Vec<_> = told.variables.iter().map(|variable| variable.name.as_str()).collect();
+    let reply = state(session, Language::Python).await;
+    let names: Vec<_> = reply.variables.iter().map(|variable| variable.name.as_str()).collect();
     assert_eq!(names, ["frame", "word", "double"]);
-    let frame = find(&told, "frame");
+    let frame = find(&reply, "frame");
     assert_eq!((frame.type_name.as_str(), &frame.shape), ("pandas.DataFrame", &Some(vec![100, 2])));
     assert!(frame.size > Some(800) && frame.preview.starts_with("   a  b\n0  0  x"), "{frame:?}");
-    assert_eq!(find(&told, "word").preview, "'hello'");
-    assert_eq!(find(&told, "double").preview, "double(n, times=2)");
+    assert_eq!(find(&reply, "word").preview, "'hello'");
+    assert_eq!(find(&reply, "double").preview, "double(n, times=2)");
     let imports: Vec<_> =
-        told.imports.iter().map(|i| (i.name.as_str(), i.module.as_str())).collect();
-    assert_eq!((imports, told.cwd.as_str()), (vec![("pd", "pandas"), ("os", "os")], "/tmp"));
+        reply.imports.iter().map(|i| (i.name.as_str(), i.module.as_str())).collect();
+    assert_eq!((imports, reply.cwd.as_str()), (vec![("pd", "pandas"), ("os", "os")], "/tmp"));
 }
 
 async fn is_not_a_cell(session: &Session) {
@@ -79,10 +79,10 @@ async fn is_refused_while_a_cell_runs(session: &Session) {
 /// Inspecting variables does not disturb cells that run at the same time.
 async fn takes_turns_with_cells(session: &Session) {
     for n in 0..20 {
-        let (told, value) =
+        let (reply, value) =
             tokio::join!(session.sandbox.kernel_state(Language::Python), session.value("1 + 1"),);
         assert_eq!(value, "2");
-        if let Err(error) = told {
+        if let Err(error) = reply {
             assert_eq!(refused::<()>(Err(error)), RefusalCode::Busy, "{n}");
         }
     }
@@ -114,8 +114,8 @@ word='two words'; declare -i number=42; list=(a b c); declare -A map=([k]=v); ex
 greet() { :; }; cd /tmp; text=$'two\\nlines'; declare -a empty=(); long=$(printf 'x%.0s' {1..5000})
 alias printf=false; declare() { :; }; set -eu; IFS=:; false || :";
     assert_eq!(session.bash(code).await.exit_code, 0);
-    let told = state(&session, Language::Bash).await;
-    let seen: Vec<_> = told
+    let reply = state(&session, Language::Bash).await;
+    let seen: Vec<_> = reply
         .variables
         .iter()
         .filter(|variable| variable.name != "long")
@@ -135,9 +135,9 @@ alias printf=false; declare() { :; }; set -eu; IFS=:; false || :";
             ("word", "string", Some(9), "\"two words\""),
         ]
     );
-    let long = find(&told, "long");
+    let long = find(&reply, "long");
     assert_eq!((long.size, long.preview.chars().count()), (Some(5000), 200));
-    assert_eq!((told.cwd.as_str(), told.truncated), ("/tmp", 0));
+    assert_eq!((reply.cwd.as_str(), reply.truncated), ("/tmp", 0));
     assert_eq!(session.bash_says("echo $word $- | tr -dc 'a-z ' ").await.0, "two words ehius");
     let running = session.begin_bash("sleep 1000").await;
     assert_eq!(refused(session.sandbox.kernel_state(Language::Bash).await), RefusalCode::Busy);

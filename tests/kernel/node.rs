@@ -306,19 +306,19 @@ async fn variables_are_listed_without_running_user_code() {
         const list = [1, 2, 3], word = 'ünï', fn = () => 1, bytes = new Uint8Array(4);";
     session.js(code).await;
     let state = session.sandbox.kernel_state(javascript()).await.expect("variables");
-    let told = |name: &str| {
+    let reply = |name: &str| {
         let found = state.variables.iter().find(|variable| variable.name == name);
         found.unwrap_or_else(|| panic!("{name}: {state:#?}")).clone()
     };
-    assert_eq!((told("list").type_name.as_str(), told("list").shape), ("Array", Some(vec![3])));
-    assert_eq!((told("word").type_name.as_str(), told("word").size), ("string", Some(5)));
-    assert_eq!(told("own").type_name, "Own");
-    assert_eq!(told("odd").type_name, "Proxy");
+    assert_eq!((reply("list").type_name.as_str(), reply("list").shape), ("Array", Some(vec![3])));
+    assert_eq!((reply("word").type_name.as_str(), reply("word").size), ("string", Some(5)));
+    assert_eq!(reply("own").type_name, "Own");
+    assert_eq!(reply("odd").type_name, "Proxy");
     assert_eq!(
-        (told("fn").type_name.as_str(), told("Own").type_name.as_str()),
+        (reply("fn").type_name.as_str(), reply("Own").type_name.as_str()),
         ("function", "class")
     );
-    assert!(told("big").preview.contains("[Getter]"), "{:?}", told("big"));
+    assert!(reply("big").preview.contains("[Getter]"), "{:?}", reply("big"));
     assert_eq!(state.cwd, "/session");
     assert!(state.variables.iter().all(|variable| variable.name != "require"), "{state:#?}");
     assert_eq!(session.js_value("ran").await, "0");

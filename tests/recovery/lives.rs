@@ -196,8 +196,8 @@ impl World {
     #[track_caller]
     fn done(&self, answer: &Answer, status: u16) -> bool {
         if self.is_full && answer.status == 507 {
-            let told = answer.json(507);
-            assert!(!told.to_string().contains("force"), "{told:#}");
+            let reply = answer.json(507);
+            assert!(!reply.to_string().contains("force"), "{reply:#}");
             return false;
         }
         assert_eq!(answer.status, status, "{answer}");
@@ -216,9 +216,9 @@ impl World {
         let result = answer.json(200);
         let state = &mut self.lives[at].state;
         if ask.get("code").is_some() && ask.get("language").is_none() {
-            let told = if state.unsaid { "lost" } else { "kept" };
+            let reply = if state.unsaid { "lost" } else { "kept" };
             if result["status"] != "crashed" {
-                assert_eq!(result["kernel_state"], told, "{result:#}");
+                assert_eq!(result["kernel_state"], reply, "{result:#}");
             }
             state.unsaid = false;
         }
@@ -331,10 +331,10 @@ impl World {
         let answer =
             session.client.post(&session.path("/hibernate"), json!({"force": force})).await;
         if self.done(&answer, 200) {
-            let told = answer.json(200);
-            assert_eq!(told["state"], "hibernated", "{told:#}");
-            let lost = told["lost"].as_array().map_or(0, Vec::len);
-            assert!(slept || lost == usize::from(self.lives[at].state.unsaid), "{told:#}");
+            let reply = answer.json(200);
+            assert_eq!(reply["state"], "hibernated", "{reply:#}");
+            let lost = reply["lost"].as_array().map_or(0, Vec::len);
+            assert!(slept || lost == usize::from(self.lives[at].state.unsaid), "{reply:#}");
         }
     }
 
@@ -493,8 +493,8 @@ impl World {
         let result = self.session(at).exec(ask).await.json(200);
         assert_eq!(result["status"], "ok", "{result:#}");
         let state = &mut self.lives[at].state;
-        let told = if std::mem::take(&mut state.unsaid) { "lost" } else { "kept" };
-        assert_eq!(result["kernel_state"], told, "{result:#}");
+        let reply = if std::mem::take(&mut state.unsaid) { "lost" } else { "kept" };
+        assert_eq!(result["kernel_state"], reply, "{result:#}");
         state.variables.insert(name, value);
         if result["checkpoint"] == true {
             self.note_checkpoint(at, &result);

@@ -47,8 +47,8 @@ async fn old_connections_end_and_new_ones_wait_for_the_successor() {
     );
     assert_eq!(session.printed(&after).await, "200\n");
     assert_eq!(site.heads().len(), 3);
-    let told = server.get(&session.path("/network")).await.json(200);
-    assert_eq!(told["reached"], 2, "{told:#}");
+    let reply = server.get(&session.path("/network")).await.json(200);
+    assert_eq!(reply["reached"], 2, "{reply:#}");
 }
 
 #[tokio::test]

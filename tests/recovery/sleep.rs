@@ -180,10 +180,10 @@ async fn a_server_killed_at_any_stage_of_a_sleep_loses_nothing() {
         let code = "x += 1; open('f', 'a').write('.'); print(x, len(open('f').read()))";
         // The session may first have to finish requests that it accepted earlier.
         let ask = json!({"code": code, "exec_id": format!("add{round}")});
-        let told = session.exec(ask).await.json(200);
+        let reply = session.exec(ask).await.json(200);
         done += 1;
-        assert_eq!(text(&told["stdout"]), format!("{done} {done}\n"), "{told:#}");
-        assert_eq!(told["kernel_state"], "kept", "{told:#}");
+        assert_eq!(text(&reply["stdout"]), format!("{done} {done}\n"), "{reply:#}");
+        assert_eq!(reply["kernel_state"], "kept", "{reply:#}");
     }
     for session in server.get("/v1/sessions?limit=1000").await.json(200)["sessions"]
         .as_array()

@@ -30,8 +30,8 @@ async fn output_printed_without_a_server_is_read_from_any_offset() {
     session.release().await;
     let path = session.path("/execs/talk/events?offset=7");
     let events = server.follow(&path).await.rest().await;
-    let told: String = events.iter().filter_map(|event| event.data["text"].as_str()).collect();
-    assert_eq!(told, "line 2\nline 3\nend\n");
+    let reply: String = events.iter().filter_map(|event| event.data["text"].as_str()).collect();
+    assert_eq!(reply, "line 2\nline 3\nend\n");
 }
 
 #[tokio::test]

@@ -229,12 +229,12 @@ fn tell_changes(app: Arc<App>, watching: Watching) -> Response {
         if change.change == ChangeKind::Gone {
             return Some((Ok(SseEvent::default().event("gone").data("{}")), None));
         }
-        let told = json!({
+        let change = json!({
             "kind": change.change,
             "path": String::from_utf8_lossy(&change.path),
             "directory": change.directory,
         });
-        let event = SseEvent::default().event("change").data(told.to_string());
+        let event = SseEvent::default().event("change").data(change.to_string());
         Some((Ok::<_, Infallible>(event), Some((app, watching))))
     });
     let events = futures_util::stream::iter([Ok(first)]).chain(changes);

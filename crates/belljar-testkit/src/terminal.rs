@@ -68,7 +68,7 @@ impl TerminalClient {
         let socket = connect(client, session, query, &[]).await.expect("a terminal");
         let mut terminal =
             TerminalClient { socket, id: String::new(), position: 0, seen: String::new() };
-        let attached = terminal.told().await;
+        let attached = terminal.reply().await;
         assert_eq!(attached["type"], "attached", "{attached}");
         terminal.id = text(&attached["terminal"]).to_owned();
         terminal.position = attached["offset"].as_u64().expect("a position");
@@ -89,7 +89,7 @@ impl TerminalClient {
     }
 
     /// The next message that is not output.
-    pub async fn told(&mut self) -> Value {
+    pub async fn reply(&mut self) -> Value {
         loop {
             match self.next().await.expect("something") {
                 Message::Text(said) => return serde_json::from_str(&said).expect("JSON"),
@@ -129,7 +129,7 @@ impl TerminalClient {
 
     /// Reads to the end: returns how the program ended, and checks that the connection closes.
     pub async fn end(&mut self) -> Value {
-        let told = self.told().await;
+        let reply = self.reply().await;
         match self.next().await {
             Some(Message::Close(Some(frame))) => {
                 assert_eq!(u16::from(frame.code), 1000, "{frame:?}");
@@ -137,6 +137,6 @@ impl TerminalClient {
             other => panic!("{other:?}"),
         }
         assert!(self.next().await.is_none());
-        told
+        reply
     }
 }

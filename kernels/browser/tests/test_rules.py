@@ -35,8 +35,8 @@ def test_keys() -> None:
 
 def node(number: int, role: str, name: str = "", *children: int, **more: Any) -> dict[str, Any]:
     properties = [{"name": key, "value": {"value": value}} for key, value in more.pop("properties", {}).items()]
-    told = {"nodeId": number, "role": {"value": role}, "name": {"value": name}, "childIds": list(children), **more}
-    return {**told, "properties": properties, "backendDOMNodeId": number}
+    reply = {"nodeId": number, "role": {"value": role}, "name": {"value": name}, "childIds": list(children), **more}
+    return {**reply, "properties": properties, "backendDOMNodeId": number}
 
 
 def test_a_snapshot_says_what_there_is_and_names_what_can_be_used() -> None:

@@ -75,7 +75,7 @@ def test_classes_and_mocks_are_not_asked_for_rich_forms(both: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "expected"),
     [
         ("raise ValueError('no')", "ValueError: no"),
         ("return 5", "TypeError"),
@@ -83,11 +83,11 @@ def test_classes_and_mocks_are_not_asked_for_rich_forms(both: Any) -> None:
         ("raise type('E', (Exception,), {'__str__': lambda s: 1/0})()", "E"),
     ],
 )
-def test_a_broken_repr_becomes_text(both: Any, body: Any, told: Any) -> None:
+def test_a_broken_repr_becomes_text(both: Any, body: Any, expected: Any) -> None:
     result = both.run(f"class Broken:\n    def __repr__(self): {body}\nBroken()")
     assert result.status == "ok"
     assert result.text.startswith("<Broken object")
-    assert told in result.text
+    assert expected in result.text
     assert both.run("[Broken()]").status == "ok"
 
 

@@ -142,12 +142,12 @@ def test_what_is_on_disk_is_told_and_not_loaded(kernel: Spiller) -> None:
     before = kernel.state()
     kernel.spill()
     files = kernel.files()
-    told = kernel.state()
+    reply = kernel.state()
     assert kernel.files() == files
-    assert {name: entry.pop("on_disk", False) for name, entry in told.items()} == {"rng": False, "df": True, "x": True, "y": True, "n": False}
-    assert told == before
-    assert (told["df"]["type"], told["df"]["shape"], told["x"]["dtype"]) == ("pandas.DataFrame", [100_000, 3], "float64")
-    assert list(told) == list(before), "the order of names stays"
+    assert {name: entry.pop("on_disk", False) for name, entry in reply.items()} == {"rng": False, "df": True, "x": True, "y": True, "n": False}
+    assert reply == before
+    assert (reply["df"]["type"], reply["df"]["shape"], reply["x"]["dtype"]) == ("pandas.DataFrame", [100_000, 3], "float64")
+    assert list(reply) == list(before), "the order of names stays"
 
 
 def test_thresholds(kernel: Spiller) -> None:

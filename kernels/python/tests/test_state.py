@@ -30,9 +30,9 @@ def previews(kernel: KernelProcess, code: str) -> Any:
 
 
 def test_a_fresh_kernel_has_nothing(kernel: KernelProcess) -> None:
-    told = state(kernel)
-    assert (told["variables"], told["imports"], told["truncated"]) == ([], [], 0)
-    assert kernel.run("import os; os.getcwd()").text == repr(told["cwd"])
+    reply = state(kernel)
+    assert (reply["variables"], reply["imports"], reply["truncated"]) == ([], [], 0)
+    assert kernel.run("import os; os.getcwd()").text == repr(reply["cwd"])
 
 
 def test_values_are_shown_as_repr_would(kernel: KernelProcess) -> None:
@@ -46,12 +46,12 @@ def test_values_are_shown_as_repr_would(kernel: KernelProcess) -> None:
 
 
 def test_types_and_sizes(kernel: KernelProcess) -> None:
-    told = variables(kernel, "import datetime, collections\nn = 1\ns = 'x' * 1000\nwhen = datetime.datetime(2024, 1, 1)\ncount = collections.Counter('aab')\nclass Mine: pass\nmine = Mine()")
-    types = {name: entry["type"] for name, entry in told.items()}
+    reply = variables(kernel, "import datetime, collections\nn = 1\ns = 'x' * 1000\nwhen = datetime.datetime(2024, 1, 1)\ncount = collections.Counter('aab')\nclass Mine: pass\nmine = Mine()")
+    types = {name: entry["type"] for name, entry in reply.items()}
     assert types == {"n": "int", "s": "str", "when": "datetime.datetime", "count": "collections.Counter", "Mine": "class", "mine": "Mine"}
-    assert told["s"]["size"] > 1000
-    assert told["mine"]["preview"] == "<Mine>"
-    assert "size" not in told["mine"]
+    assert reply["s"]["size"] > 1000
+    assert reply["mine"]["preview"] == "<Mine>"
+    assert "size" not in reply["mine"]
 
 
 def test_functions_and_classes_have_signatures(kernel: KernelProcess) -> None:
@@ -67,10 +67,10 @@ def test_functions_and_classes_have_signatures(kernel: KernelProcess) -> None:
 
 def test_modules_are_imports_and_private_names_are_private(kernel: KernelProcess) -> None:
     kernel.run("import json as j, os.path\nfrom math import pi\n_hidden = __mine__ = 1\n5")
-    told = state(kernel)
-    assert {entry["name"]: entry["module"] for entry in told["imports"]} == {"j": "json", "os": "os"}
-    assert told["imports"][0]["version"] == "2.0.9"
-    assert [entry["name"] for entry in told["variables"]] == ["pi"]
+    reply = state(kernel)
+    assert {entry["name"]: entry["module"] for entry in reply["imports"]} == {"j": "json", "os": "os"}
+    assert reply["imports"][0]["version"] == "2.0.9"
+    assert [entry["name"] for entry in reply["variables"]] == ["pi"]
 
 
 @needs_ipython
@@ -125,9 +125,9 @@ def test_everything_is_bounded(kernel: KernelProcess) -> None:
     )
     kernel.run(code)
     start = time.monotonic()
-    told = state(kernel)
+    reply = state(kernel)
     assert time.monotonic() - start < 1
-    shown = {entry["name"]: entry["preview"] for entry in told["variables"]}
+    shown = {entry["name"]: entry["preview"] for entry in reply["variables"]}
     assert all(len(preview) <= 200 for preview in shown.values())
     assert shown["number"] == "<int of 10000001 bits>"
     assert (shown["deep"], shown["self"]) == ("[[[[…]]]]", "[[[[…]]]]")
@@ -136,8 +136,8 @@ def test_everything_is_bounded(kernel: KernelProcess) -> None:
 
 def test_many_variables_are_counted(kernel: KernelProcess) -> None:
     kernel.run("for n in range(600): globals()[f'v{n}'] = n")
-    told = state(kernel)
-    assert (len(told["variables"]), told["truncated"]) == (500, 101)
+    reply = state(kernel)
+    assert (len(reply["variables"]), reply["truncated"]) == (500, 101)
 
 
 def test_the_call_is_not_a_cell(kernel: KernelProcess) -> None:
@@ -159,19 +159,19 @@ def test_tables_tell_shape_types_size_and_first_rows(kernel: KernelProcess) -> N
         "import numpy as np, pandas as pd\nframe = pd.DataFrame({'a': range(1000), 'b': ['x', 'y'] * 500})\nseries = frame['a']\n"
         "array = np.arange(12.0).reshape(3, 4)\nscalar = np.float64(2.5)\nempty = pd.DataFrame()\nwide = pd.DataFrame(np.zeros((2, 1000)))\nbig = np.zeros((1000, 1000))"
     )
-    told = variables(kernel, code)
-    frame = told["frame"]
+    reply = variables(kernel, code)
+    frame = reply["frame"]
     assert (frame["type"], frame["shape"]) == ("pandas.DataFrame", [1000, 2])
     assert frame["dtype"] in ("'a': int64, 'b': object", "'a': int64, 'b': str")  # pandas 2 and 3
     assert frame["preview"].splitlines()[:2] == ["   a  b", "0  0  x"]
     assert frame["size"] > 8000
-    assert (told["series"]["shape"], told["series"]["dtype"]) == ([1000], "int64")
-    assert told["series"]["preview"].startswith("0    0\n1    1")
-    assert (told["array"]["type"], told["array"]["shape"], told["array"]["dtype"], told["array"]["size"]) == ("numpy.ndarray", [3, 4], "float64", 96)
-    assert told["array"]["preview"].startswith("[[ 0.  1.  2.  3.]")
-    assert (told["scalar"]["type"], told["empty"]["shape"]) == ("numpy.float64", [0, 0])
-    assert told["wide"]["dtype"].endswith("… 1000 columns")
-    assert (told["big"]["size"], told["big"]["preview"][-1]) == (8_000_000, "…")
+    assert (reply["series"]["shape"], reply["series"]["dtype"]) == ([1000], "int64")
+    assert reply["series"]["preview"].startswith("0    0\n1    1")
+    assert (reply["array"]["type"], reply["array"]["shape"], reply["array"]["dtype"], reply["array"]["size"]) == ("numpy.ndarray", [3, 4], "float64", 96)
+    assert reply["array"]["preview"].startswith("[[ 0.  1.  2.  3.]")
+    assert (reply["scalar"]["type"], reply["empty"]["shape"]) == ("numpy.float64", [0, 0])
+    assert reply["wide"]["dtype"].endswith("… 1000 columns")
+    assert (reply["big"]["size"], reply["big"]["preview"][-1]) == (8_000_000, "…")
     assert [entry["module"] for entry in state(kernel)["imports"]] == ["numpy", "pandas"]
 
 
@@ -182,20 +182,20 @@ def test_tables_of_the_users_objects_run_nothing_either(kernel: KernelProcess) -
         "import numpy as np, pandas as pd\nobjects = np.array([Loud(), 1], dtype=object)\n"
         "cells = pd.Series([Loud(), 1], dtype=object)\nframe = pd.DataFrame({'c': cells})\nnamed = pd.Series([1], index=[Loud()])\n"
     )
-    told = variables(kernel, code)
-    assert told["objects"]["preview"] == "<array of objects: [<Loud>, 1]>"
-    assert (told["cells"]["preview"], told["cells"]["shape"]) == ("[<Loud>, 1]", [2])
-    assert (told["frame"]["preview"], told["frame"]["shape"]) == ("columns: 'c'", [2, 1])
-    assert told["named"]["preview"] == "[1]"
+    reply = variables(kernel, code)
+    assert reply["objects"]["preview"] == "<array of objects: [<Loud>, 1]>"
+    assert (reply["cells"]["preview"], reply["cells"]["shape"]) == ("[<Loud>, 1]", [2])
+    assert (reply["frame"]["preview"], reply["frame"]["shape"]) == ("columns: 'c'", [2, 1])
+    assert reply["named"]["preview"] == "[1]"
     assert kernel.take_output() == ("", "")
 
 
 @needs_arrow
 def test_arrow_tables(kernel: KernelProcess) -> None:
-    told = variables(kernel, "import pyarrow as pa\ntable = pa.table({'a': [1, 2], 'b': ['x', None]})\ncolumn = pa.array([1, 2, 3])")
-    assert (told["table"]["type"], told["table"]["shape"], told["table"]["dtype"]) == ("pyarrow.Table", [2, 2], "a: int64, b: string")
-    assert told["table"]["preview"] == "{'a': [1, 2], 'b': ['x', None]}"
-    assert (told["column"]["shape"], told["column"]["preview"], told["column"]["size"]) == ([3], "[1, 2, 3]", 24)
+    reply = variables(kernel, "import pyarrow as pa\ntable = pa.table({'a': [1, 2], 'b': ['x', None]})\ncolumn = pa.array([1, 2, 3])")
+    assert (reply["table"]["type"], reply["table"]["shape"], reply["table"]["dtype"]) == ("pyarrow.Table", [2, 2], "a: int64, b: string")
+    assert reply["table"]["preview"] == "{'a': [1, 2], 'b': ['x', None]}"
+    assert (reply["column"]["shape"], reply["column"]["preview"], reply["column"]["size"]) == ([3], "[1, 2, 3]", 24)
 
 
 @needs_pandas
@@ -207,10 +207,10 @@ def test_what_takes_long_is_cut_off_and_the_rest_counted(kernel: KernelProcess) 
     )
     kernel.run(code)
     start = time.monotonic()
-    told = state(kernel)
+    reply = state(kernel)
     assert time.monotonic() - start < 3
-    assert [entry["name"] for entry in told["variables"]] == ["first"]
-    assert told["truncated"] == 3
+    assert [entry["name"] for entry in reply["variables"]] == ["first"]
+    assert reply["truncated"] == 3
     assert kernel.run("signal = __import__('signal'); signal.getsignal(signal.SIGALRM)").text == "<Handlers.SIG_DFL: 0>"
 
 

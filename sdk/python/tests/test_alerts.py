@@ -44,16 +44,16 @@ def test_every_metric_and_label_is_told() -> None:
             client.session("another")
             refused = httpx.post(f"{server.url}/v1/sessions")
             assert refused.status_code == 429, refused.text
-            told = httpx.get(f"{server.url}/metrics").text
+            reply = httpx.get(f"{server.url}/metrics").text
             server.kill()
             server.start()
-        told += httpx.get(f"{server.url}/metrics").text
+        reply += httpx.get(f"{server.url}/metrics").text
         with Client(server.url) as client:
             for left in client.sessions():
                 left.stop()
     finally:
         server.stop()
-    samples = re.findall(r"^(\w+)(?:\{(.*)\})? ", told, re.MULTILINE)
+    samples = re.findall(r"^(\w+)(?:\{(.*)\})? ", reply, re.MULTILINE)
     known: dict[str, set[str]] = {}
     for name, labels in samples:
         known.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
@@ -68,6 +68,6 @@ def test_every_metric_and_label_is_told() -> None:
                 assert label in known[name], f"{rule['alert']}: {name} has no {label}"
     # What is likeliest to happen is told with these very values.
     for sample in ('belljar_creates_total{how="refused"}', 'belljar_execs_total{status="crashed"}'):
-        assert f"{sample} 1" in told, told
-    assert 'belljar_granted{what="sessions"} 2' in told
-    assert 'belljar_limit{what="sessions"} 2' in told
+        assert f"{sample} 1" in reply, reply
+    assert 'belljar_granted{what="sessions"} 2' in reply
+    assert 'belljar_limit{what="sessions"} 2' in reply

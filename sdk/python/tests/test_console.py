@@ -90,7 +90,7 @@ def test_a_model_that_fails_ends_nothing(user: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "expected"),
     [
         ({"DATASET_ACCESS": "LOCAL_RO"}, "set DATASETS_HOST_RO"),
         ({"BELLJAR_URL": "http://127.0.0.1:9"}, "127.0.0.1:9"),
@@ -98,11 +98,11 @@ def test_a_model_that_fails_ends_nothing(user: User) -> None:
         ({"AGENT_MODEL": "nobody:knows"}, "nobody"),
     ],
 )
-def test_what_cannot_begin_is_said_in_a_sentence(user: User, setting: dict[str, str], told: str) -> None:
+def test_what_cannot_begin_is_said_in_a_sentence(user: User, setting: dict[str, str], expected: str) -> None:
     done = user.run(*SANDBOX, env=setting)
     assert done.returncode == 1
     assert done.stderr.startswith("langgraph-sandbox: ")
-    assert told in done.stderr
+    assert expected in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") <= 3
 
@@ -242,9 +242,9 @@ def test_setup_says_what_there_is(user: User) -> None:
 
     # The example runs, with the settings beside it.
     shutil.copy(user.project / "example.env", user.project / ".env")
-    told = user.python("example.py").splitlines()
-    assert told[:2] == ["hello from a sandbox", "42"]
-    path = Path(told[2].removeprefix("/session/artifacts/x.txt is at "))
+    reply = user.python("example.py").splitlines()
+    assert reply[:2] == ["hello from a sandbox", "42"]
+    path = Path(reply[2].removeprefix("/session/artifacts/x.txt is at "))
     assert path.is_relative_to(user.project / "sessions")
     assert path.read_text() == "42"
     assert (user.project / "blobstore").is_dir()
@@ -284,7 +284,7 @@ def test_setup_of_a_new_home(user: User) -> None:
     assert json.loads(
         (user.home / "new" / "python" / "belljar.json").read_text()
     )
-    told = user.run(*SETUP, "--nonsense")
-    assert told.returncode == 2
-    assert "--nonsense" in told.stderr
-    assert "Traceback" not in told.stderr
+    reply = user.run(*SETUP, "--nonsense")
+    assert reply.returncode == 2
+    assert "--nonsense" in reply.stderr
+    assert "Traceback" not in reply.stderr

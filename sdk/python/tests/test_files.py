@@ -61,13 +61,13 @@ def test_an_empty_artifact(session: Session, tmp_path: Path) -> None:
 
 
 def test_downloads_show_their_progress(session: Session, left: Artifact, tmp_path: Path) -> None:
-    told: list[tuple[int, int | None]] = []
-    path = session.artifacts.download(left, tmp_path, progress=lambda done, total: told.append((done, total)))
+    progress_calls: list[tuple[int, int | None]] = []
+    path = session.artifacts.download(left, tmp_path, progress=lambda done, total: progress_calls.append((done, total)))
     assert path == tmp_path / "big.bin"
     assert path.read_bytes() == CONTENT
-    assert told[-1] == (SIZE, SIZE)
-    assert len(told) >= 3
-    assert told == sorted(told)
+    assert progress_calls[-1] == (SIZE, SIZE)
+    assert len(progress_calls) >= 3
+    assert progress_calls == sorted(progress_calls)
     assert os.listdir(tmp_path) == ["big.bin"]
 
 
@@ -92,11 +92,11 @@ def test_a_download_is_gone_on_with(server: Server, left: Artifact, short_path: 
         [part] = tmp_path.iterdir()
         assert part.name.endswith(".part")
         assert part.stat().st_size >= 1 << 20
-        told: list[int] = []
+        progress_calls: list[int] = []
         with Client(server.url) as client:
-            path = client.artifacts.download(left, tmp_path / "a", progress=lambda done, _: told.append(done))
+            path = client.artifacts.download(left, tmp_path / "a", progress=lambda done, _: progress_calls.append(done))
         assert path.read_bytes() == CONTENT
-        assert told[0] > 1 << 20
+        assert progress_calls[0] > 1 << 20
         assert len(list(tmp_path.iterdir())) == 1
     finally:
         line.close()
@@ -178,16 +178,16 @@ def test_datasets_from_paths_bytes_and_files(staging: Session, tmp_path: Path) -
 
 def test_content_that_is_known_is_not_sent_again(client: Client, staging: Session) -> None:
     content = os.urandom(2_500_000)
-    told: list[tuple[int, int | None]] = []
-    first = staging.datasets.upload(content, "big", progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (len(content), len(content))
-    assert len(told) >= 3
+    progress_calls: list[tuple[int, int | None]] = []
+    first = staging.datasets.upload(content, "big", progress=lambda done, total: progress_calls.append((done, total)))
+    assert progress_calls[-1] == (len(content), len(content))
+    assert len(progress_calls) >= 3
     assert not first.cached
-    told.clear()
+    progress_calls.clear()
     with client.session(datasets="API") as other:
-        again = other.datasets.upload(content, "same", progress=lambda *both: told.append(both))
+        again = other.datasets.upload(content, "same", progress=lambda *both: progress_calls.append(both))
         assert again.sha256 == first.sha256 == hashlib.sha256(content).hexdigest()
-        assert not told, "nothing was sent"
+        assert not progress_calls, "nothing was sent"
         assert other.run_code("import os; os.path.getsize('/session/data/same')").text == str(len(content))
 
 

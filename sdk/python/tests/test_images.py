@@ -17,9 +17,9 @@ from belljar import BelljarError, Config, NotFound, SessionManager
 
 def layer(path: Path) -> Path:
     with tarfile.open(path, "w") as archive:
-        told = tarfile.TarInfo("etc/only-here")
-        told.size = 3
-        archive.addfile(told, io.BytesIO(b"yes"))
+        reply = tarfile.TarInfo("etc/only-here")
+        reply.size = 3
+        archive.addfile(reply, io.BytesIO(b"yes"))
     return path
 
 

@@ -92,8 +92,8 @@ def test_settings_of_the_container(mounted: Path, client: Client, monkeypatch: p
         info = asked.get_session(started["session_id"]).info
     assert (info.limits.memory, info.limits.cpus, info.limits.pids) == (200 << 20, 0.5, 64)
     assert info.idle_hibernate_sec == 7
-    told = exec_code(mounted, "import os; [os.environ[name] for name in ('WORKSPACE_DIR', 'DEBUG', 'MINE')]")
-    assert told["stdout"] == "['/workspace', '0', 'yes']\n"
+    reply = exec_code(mounted, "import os; [os.environ[name] for name in ('WORKSPACE_DIR', 'DEBUG', 'MINE')]")
+    assert reply["stdout"] == "['/workspace', '0', 'yes']\n"
     shutdown(mounted)
     monkeypatch.setenv("WORKSPACE_DIR", "/elsewhere")
     with pytest.raises(InvalidRequest, match="WORKSPACE_DIR"):
@@ -124,8 +124,8 @@ def test_what_the_tool_is_not_given_is_in_the_environment(
     monkeypatch.setenv("PANDAS_SANDBOX_SLUG", "by-environment")
     assert capfd.readouterr().err == ""
     monkeypatch.setenv("DEBUG", "1")
-    told = json.loads(pandastool("import os; open('notes.md').read(), os.environ['DEBUG']"))
-    assert told["stdout"] == "('notes', '1')\n"
+    reply = json.loads(pandastool("import os; open('notes.md').read(), os.environ['DEBUG']"))
+    assert reply["stdout"] == "('notes', '1')\n"
     said = capfd.readouterr().err
     assert f"for {mounted}, with the directory itself" in said
     assert "characters of code in ses_" in said

@@ -143,7 +143,7 @@ class Stranger:
         self._directory = directory
         read, write = os.pipe()
         os.set_blocking(read, False)
-        listens, told = os.pipe()
+        listens, reply = os.pipe()
         self._read = read
         self._pid = os.fork()
         if self._pid == 0:
@@ -153,11 +153,11 @@ class Stranger:
                 os.setgroups([])
                 os.setgid(_NOBODY)
                 os.setuid(_NOBODY)
-                self._serve(told, write)
+                self._serve(reply, write)
             finally:
                 os._exit(1)
         os.close(write)
-        os.close(told)
+        os.close(reply)
         assert os.read(listens, 1) == b"x"
         os.close(listens)
         if keeps_directory:
@@ -167,11 +167,11 @@ class Stranger:
             directory.chmod(0o700)
 
     @staticmethod
-    def _serve(told: int, write: int) -> None:
+    def _serve(reply: int, write: int) -> None:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind("server.sock")
         listener.listen()
-        os.write(told, b"x")
+        os.write(reply, b"x")
         while True:
             connection = listener.accept()[0]
             connection.settimeout(5)
@@ -236,9 +236,9 @@ def test_another_users_process_in_our_directory_is_told_nothing(home: Path, user
         with pytest.raises(LocalServerError):
             belljar.run("1", env={"TOKEN": "my-secret"})
         for env in ({}, {"BELLJAR_URL": "local"}):
-            told = user.run(user.env["BELLJAR_BINARY"], "session", "create", "--key", "my-secret", env=env)
-            assert told.returncode == 125
-            assert "you may not use the socket" in told.stderr, told.stderr
+            reply = user.run(user.env["BELLJAR_BINARY"], "session", "create", "--key", "my-secret", env=env)
+            assert reply.returncode == 125
+            assert "you may not use the socket" in reply.stderr, reply.stderr
     finally:
         heard = stranger.leave()
     assert heard == b""

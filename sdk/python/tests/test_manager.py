@@ -203,8 +203,8 @@ def test_tools_follow_the_environment_without_being_told(user: User, monkeypatch
     assert (user.project / "known.db").exists()
     # A client, the command line and the same settings as arguments find the same server.
     assert [session.key for session in Client().sessions()] == ["a"]
-    told = user.run(user.env["BELLJAR_BINARY"], "session", "list", env={"BLOBSTORE_DIR": "./x/../blobs"})
-    assert str(result.session_id) in told.stdout, told.stderr
+    reply = user.run(user.env["BELLJAR_BINARY"], "session", "list", env={"BLOBSTORE_DIR": "./x/../blobs"})
+    assert str(result.session_id) in reply.stdout, reply.stderr
     monkeypatch.delenv("BLOBSTORE_DIR")
     (user.project / ".env").unlink()
     same = SessionManager(session_storage="BIND", session_root="kept", blobstore_dir="blobs", artifacts_db="known.db")

@@ -52,7 +52,7 @@ def test_what_is_sent(session: Session, tmp_path_factory: pytest.TempPathFactory
     local = tmp_path_factory.mktemp("sent") / "large"
     local.write_bytes(bytes(3 << 20))
     received: list[tuple[int, int | None]] = []
-    assert session.files.write("large", local, progress=lambda *told: received.append(told)).size == 3 << 20
+    assert session.files.write("large", local, progress=lambda *reply: received.append(reply)).size == 3 << 20
     assert received[-1] == (3 << 20, 3 << 20)
     assert session.files.write("empty", b"").size == 0
     assert session.files.write("piped", io.BytesIO(b"abc")).size == 3
@@ -105,8 +105,8 @@ def test_changes_are_told_as_they_happen(session: Session) -> None:
     with session.files.watch("w", recursive=True) as changes:
         session.run_command("cd w; echo 1 > a; echo 2 > sub/b; rm a; cd ..; rm -r w")
         seen = [(change.kind, change.path) for change in changes]
-    for told in [("created", "a"), ("modified", "a"), ("removed", "a"), ("created", "sub/b"), ("removed", "sub")]:
-        assert told in seen, seen
+    for reply in [("created", "a"), ("modified", "a"), ("removed", "a"), ("created", "sub/b"), ("removed", "sub")]:
+        assert reply in seen, seen
     session.files.mkdir("other")
     with session.files.watch("other") as changes:
         session.files.mkdir("other/new")

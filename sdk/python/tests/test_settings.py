@@ -49,22 +49,22 @@ def test_the_environment_wins_also_with_nothing(project: Path, user: User, monke
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("BELLJAR_MEMROY=1G", "BELLJAR_MEMROY in .env is not a setting; the closest is BELLJAR_MEMORY"),
         ("A='x\n", "the quote that line 1 opens is not closed"),
         ("\nnonsense", "line 2 is neither a comment nor NAME=value"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_alike(project: Path, user: User, text: str, told: str) -> None:
+def test_what_is_wrong_with_a_file_is_said_alike(project: Path, user: User, text: str, expected: str) -> None:
     (project / ".env").write_text(text)
     for attempt in (Client, belljar.SessionManager, lambda: belljar.run("1"), belljar.Config.from_env):
         with pytest.raises(InvalidRequest) as caught:
             attempt()
-        assert told in str(caught.value)
+        assert expected in str(caught.value)
     done = user.run(binary(), "session", "list")
     assert done.returncode == 125
-    assert told in done.stderr
+    assert expected in done.stderr
 
 
 def test_a_virtual_environment_is_no_file_of_settings(project: Path, user: User) -> None:
@@ -116,11 +116,11 @@ def test_settings_that_the_running_server_does_not_have(
         assert client.run("print(len(b'x' * (110 << 20)))").status == "oom"
     assert belljar.run("print(len(b'x' * (110 << 20)))").status == "oom"
     # The rest is said, once, and what to do.
-    [told] = caplog.messages
-    assert "BELLJAR_THREADS is 1 there and 2 here" in told
-    assert "another BELLJAR_NETWORK_SECRETS" in told
-    assert "python -m belljar.local stop" in told
-    assert not any(name in told for name in ("MEMORY", "DRAIN", "POOL", "IMAGE", "STORAGE", "BELLJAR_NETWORK is"))
+    [warning] = caplog.messages
+    assert "BELLJAR_THREADS is 1 there and 2 here" in warning
+    assert "another BELLJAR_NETWORK_SECRETS" in warning
+    assert "python -m belljar.local stop" in warning
+    assert not any(name in warning for name in ("MEMORY", "DRAIN", "POOL", "IMAGE", "STORAGE", "BELLJAR_NETWORK is"))
     assert user.servers() == [socket]
 
     # Done as it says, all of them count.
@@ -144,9 +144,9 @@ def test_a_session_that_lives_keeps_what_it_began_with(project: Path, caplog: py
             assert found.info.limits.pids == session.info.limits.pids != 40
         manager = belljar.SessionManager()
         assert manager.exec("k", "1 + 1").text == "2"
-        [told] = caplog.messages
-        assert "pids" in told
-        assert "until it is stopped" in told
+        [warning] = caplog.messages
+        assert "pids" in warning
+        assert "until it is stopped" in warning
         # An explicit argument that the server cannot follow raises an error.
         with pytest.raises(belljar.Conflict):
             client.session("k", limits={"pids": 41})
@@ -189,8 +189,8 @@ def test_the_command_line_finds_it_wherever_it_is(project: Path, user: User, run
     code = "import belljar; c = belljar.Client(); print(c.session('k').id); print(belljar.local.LocalServer().socket)"
     session, socket = user.python("-c", code, env=env).split()
     try:
-        told = user.run(user.env["BELLJAR_BINARY"], "session", "list", env=env)
-        assert session in told.stdout, told.stderr
+        reply = user.run(user.env["BELLJAR_BINARY"], "session", "list", env=env)
+        assert session in reply.stdout, reply.stderr
     finally:
         with Client(f"unix:{socket}") as client:
             client.get_session(session).stop()

@@ -175,8 +175,8 @@ async def test_the_server_is_killed_while_many_listen(mortal: Server) -> None:
             await asyncio.sleep(0.3)
             await asyncio.to_thread(mortal.start)
 
-        *told, _ = await asyncio.gather(one(), one(), one(), one(), trouble())
-        assert told == [(lines(40), "7")] * 4
+        *reply, _ = await asyncio.gather(one(), one(), one(), one(), trouble())
+        assert reply == [(lines(40), "7")] * 4
 
 
 def test_a_result_is_waited_for_while_the_server_is_replaced(mortal: Server) -> None:

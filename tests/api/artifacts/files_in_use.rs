@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::ArtifactSession as _;
-use super::{link, list, only, reason, refused, told};
+use super::{link, list, only, reason, refused, reply};
 use belljar_testkit::server::Server;
 
 #[tokio::test]
@@ -13,16 +13,16 @@ async fn a_file_is_taken_once_it_is_closed() {
     let begun = session
         .python("f = open('/session/artifacts/log', 'w'); f.write('whole'); f.flush()")
         .await;
-    assert_eq!(told(&begun), [""; 0]);
+    assert_eq!(reply(&begun), [""; 0]);
     assert!(reason(&begun, "log").contains("open for writing"), "{begun:#}");
     // Other files are taken meanwhile, and the refusal is not repeated.
     let meanwhile = session.leaves("other", "x").await;
-    assert_eq!((told(&meanwhile), refused(&meanwhile)), (vec!["other"], vec![]));
+    assert_eq!((reply(&meanwhile), refused(&meanwhile)), (vec!["other"], vec![]));
     let idle = session.python("1").await;
-    assert_eq!((told(&idle), refused(&idle)), (vec![], vec![]));
+    assert_eq!((reply(&idle), refused(&idle)), (vec![], vec![]));
     // The only change is that the file is closed.
     let closed = session.python("f.close()").await;
-    assert_eq!(told(&closed), ["log"]);
+    assert_eq!(reply(&closed), ["log"]);
     assert_eq!(server.get(&link(only(&closed))).await.text(200), "whole");
     assert_eq!(session.inside().await, "");
 }
@@ -38,7 +38,7 @@ async fn a_mapped_file_is_left_in_place() {
     // A write through a mapping need not change the file's times.
     session.python("m[:] = b'efgh'").await;
     let closed = session.python("m.close()").await;
-    assert_eq!(told(&closed), ["map"]);
+    assert_eq!(reply(&closed), ["map"]);
     assert_eq!(server.get(&link(only(&closed))).await.text(200), "efgh");
 }
 
@@ -57,7 +57,7 @@ async fn a_file_of_the_background_is_taken_once_when_it_is_closed() {
     let release = session.shell("touch go").await;
     session.reaches("holder", "finished").await;
     let result = &session.exec_info("holder").await["result"];
-    let results = [&release, result].map(|result| told(result));
+    let results = [&release, result].map(|result| reply(result));
     assert_eq!(results.concat(), ["held"]);
     let artifact = if results[0].is_empty() { only(result) } else { only(&release) };
     assert_eq!(server.get(&link(artifact)).await.text(200), "held\nmore\n");

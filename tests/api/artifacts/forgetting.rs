@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::ArtifactSession as _;
-use super::{blobs, link, only, told};
+use super::{blobs, link, only, reply};
 use belljar_testkit::server::Server;
 use belljar_testkit::session::Session;
 use belljar_testkit::values::{names, text};
@@ -22,7 +22,7 @@ async fn content_goes_with_the_last_artifact_that_has_it() {
     server.get(&link(only(&first))).await.error(404, "artifact_not_found");
     assert_eq!(server.get(&link(only(&second))).await.text(200), "same");
     // Stored results do not change; the list has only the artifacts that still exist.
-    assert_eq!(told(&server.get(&one.path("/artifacts")).await.json(200)), ["c"]);
+    assert_eq!(reply(&server.get(&one.path("/artifacts")).await.json(200)), ["c"]);
     assert_eq!(server.delete(&forget(&other)).await.status, 204);
 
     let installation = server.kill().await;
@@ -55,7 +55,7 @@ async fn old_artifacts_are_forgotten() {
     server.get(&link(only(&old))).await.error(404, "artifact_not_found");
     eventually("its content is gone", async || blobs(&installation).is_empty()).await;
     assert_eq!(names(&shown), [""; 0]);
-    assert_eq!(told(&server.get("/v1/artifacts").await.json(200)), [""; 0]);
+    assert_eq!(reply(&server.get("/v1/artifacts").await.json(200)), [""; 0]);
     let session = Session::of(&server, &session.id);
     let new = session.leaves("sub/old", "old").await;
     assert_eq!(server.get(&link(only(&new))).await.text(200), "old");

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::ArtifactSession as _;
-use super::{blobs, link, list, only, reason, refused, told};
+use super::{blobs, link, list, only, reason, refused, reply};
 use belljar_testkit::server::Server;
 use belljar_testkit::values::text;
 
@@ -28,7 +28,7 @@ async fn only_plain_files_are_taken() {
     );
     let result = session.python(&code).await;
     assert_eq!(result["status"], "ok", "{result:#}");
-    assert_eq!(told(&result), ["hard", "plain"]);
+    assert_eq!(reply(&result), ["hard", "plain"]);
     for (name, why) in [
         ("link", "a symbolic link"),
         ("out", "a symbolic link"),
@@ -45,7 +45,7 @@ async fn only_plain_files_are_taken() {
     assert_eq!(session.shell("cat own").await["stdout"], "own", "its other name is not touched");
     // A refusal is reported once, and does not affect later executions.
     let next = session.leaves("next", "x").await;
-    assert_eq!((told(&next), refused(&next)), (vec!["next"], vec![]));
+    assert_eq!((reply(&next), refused(&next)), (vec!["next"], vec![]));
     assert_eq!(blobs(&server.installation).len(), 3);
 }
 
@@ -62,18 +62,18 @@ async fn the_directory_may_become_anything() {
         "rm artifacts; ln -s artifacts artifacts",
     ] {
         let result = session.shell(replace).await;
-        assert_eq!((&result["status"], told(&result)), (&json!("ok"), vec![]), "{replace}");
+        assert_eq!((&result["status"], reply(&result)), (&json!("ok"), vec![]), "{replace}");
     }
     let back = session.shell("rm artifacts; mkdir artifacts; echo back > artifacts/file").await;
-    assert_eq!(told(&back), ["file"]);
+    assert_eq!(reply(&back), ["file"]);
     // The directory loses all permissions, and gets them back.
     let closed = session.shell("echo x > artifacts/in; chmod 000 artifacts").await;
-    assert_eq!(told(&closed), [""; 0]);
+    assert_eq!(reply(&closed), [""; 0]);
     assert!(!refused(&closed).is_empty(), "{closed:#}");
-    assert_eq!(told(&session.shell("chmod 755 artifacts").await), ["in"]);
+    assert_eq!(reply(&session.shell("chmod 755 artifacts").await), ["in"]);
     let closed = session.shell("cd artifacts; echo y > unreadable; chmod 000 unreadable").await;
     assert!(!reason(&closed, "unreadable").is_empty());
-    assert_eq!(told(&session.shell("chmod 644 artifacts/unreadable").await), ["unreadable"]);
+    assert_eq!(reply(&session.shell("chmod 644 artifacts/unreadable").await), ["unreadable"]);
 }
 
 #[tokio::test]
@@ -92,7 +92,7 @@ async fn trees_are_followed_so_far_and_no_further() {
     assert!(depth <= 32, "{depth}");
     assert!(!refused(&result).is_empty(), "what lies deeper is said: {result:#}");
     let next = session.leaves("next", "x").await;
-    assert_eq!((told(&next), refused(&next)), (vec!["next"], vec![]));
+    assert_eq!((reply(&next), refused(&next)), (vec!["next"], vec![]));
 }
 
 /// Files and links are swapped while the server lists, opens and removes them.
@@ -139,10 +139,10 @@ async fn two_results_never_claim_one_file() {
     let mut paths = Vec::new();
     for result in waiting {
         let result = result.await.expect("no panic");
-        paths.extend(told(&result).into_iter().map(str::to_owned));
+        paths.extend(reply(&result).into_iter().map(str::to_owned));
     }
     let last = session.python("1").await;
-    paths.extend(told(&last).into_iter().map(str::to_owned));
+    paths.extend(reply(&last).into_iter().map(str::to_owned));
     let all = paths.len();
     paths.sort();
     paths.dedup();

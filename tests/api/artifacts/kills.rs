@@ -8,7 +8,7 @@ use hyper::Method;
 use serde_json::json;
 
 use super::ArtifactSession as _;
-use super::{link, list, told};
+use super::{link, list, reply};
 use belljar_testkit::installation::Installation;
 use belljar_testkit::session::Session;
 use belljar_testkit::values::{names, text};
@@ -68,8 +68,8 @@ async fn a_server_killed_while_it_takes_files_loses_none() {
     let mut connection = server.connect().await;
     let mut seen = BTreeSet::new();
     for ((id, exec), result) in &results {
-        let of_it: BTreeSet<&str> = told(result).into_iter().collect();
-        assert_eq!(of_it.len(), told(result).len(), "{exec} of {id} tells a file twice");
+        let of_it: BTreeSet<&str> = reply(result).into_iter().collect();
+        assert_eq!(of_it.len(), reply(result).len(), "{exec} of {id} tells a file twice");
         for artifact in list(&result["artifacts"]) {
             let name = text(&artifact["name"]);
             let answer = connection.send(server.request(Method::GET, &link(artifact), "")).await;
@@ -88,14 +88,14 @@ async fn a_server_killed_while_it_takes_files_loses_none() {
 }
 
 /// The database agrees with the reported artifacts and with its own totals.
-fn check_books(installation: &Installation, told: usize) {
+fn check_books(installation: &Installation, reply: usize) {
     let path = installation.path("state/artifacts.db");
     let database = rusqlite::Connection::open(path).expect("a database");
     let number = |query: &str| -> i64 {
         database.query_row(query, [], |row| row.get(0)).expect("an answer")
     };
     let rows = number("SELECT count(*) FROM artifacts");
-    assert_eq!(rows, i64::try_from(told).expect("a number"), "no row that nobody was told of");
+    assert_eq!(rows, i64::try_from(reply).expect("a number"), "no row that nobody was told of");
     let wrong = number(
         "SELECT count(*) FROM totals JOIN (
              SELECT tenant, session, count(*) AS n, sum(size) AS s FROM artifacts GROUP BY 1, 2

@@ -31,7 +31,7 @@ const DIRECTORY: &str = "/session/artifacts/";
 
 /// Artifacts of a result, by path relative to the directory, in the reported order.
 #[track_caller]
-fn told(result: &Value) -> Vec<&str> {
+fn reply(result: &Value) -> Vec<&str> {
     let artifacts = list(&result["artifacts"]);
     artifacts.iter().map(|artifact| below(text(&artifact["path"]))).collect()
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::ArtifactSession as _;
-use super::{link, list, only, reason, refused, told};
+use super::{link, list, only, reason, refused, reply};
 use crate::keys::secret;
 use belljar_testkit::installation::Installation;
 use belljar_testkit::server::Server;
@@ -22,27 +22,27 @@ async fn what_is_too_much_stays_with_a_word() {
     let session = server.session().await;
     let write = |name: &str, size: usize| format!("head -c {size} /dev/zero > artifacts/{name}; ");
     let large = session.shell(&(write("fits", 1024) + &write("large", 1025))).await;
-    assert_eq!(told(&large), ["fits"]);
+    assert_eq!(reply(&large), ["fits"]);
     assert_eq!(reason(&large, "large"), "it has 1025 bytes, and an artifact may have 1024");
     assert_eq!(session.inside().await, "large");
     let bytes = session
         .shell(&("rm artifacts/large; ".to_owned() + &write("b", 1024) + &write("c", 1)))
         .await;
-    assert_eq!(told(&bytes), ["b"]);
+    assert_eq!(reply(&bytes), ["b"]);
     assert_eq!(reason(&bytes, "c"), "the artifacts of this session would exceed 2048 bytes");
     let id = text(&only(&bytes)["id"]);
     assert_eq!(session.python("1").await.get("artifacts_refused"), None, "it is said once");
     // After space is freed it is taken, although nothing else has changed.
     assert_eq!(server.delete(&format!("/v1/artifacts/{id}")).await.status, 204);
-    assert_eq!(told(&session.python("1").await), ["c"]);
+    assert_eq!(reply(&session.python("1").await), ["c"]);
     let count = session.shell("cd artifacts; touch d e f").await;
-    assert_eq!(told(&count), ["d"]);
+    assert_eq!(reply(&count), ["d"]);
     for name in ["e", "f"] {
         assert_eq!(reason(&count, name), "this session has 3 artifacts, which is the most");
     }
     assert_eq!(session.inside().await, "e f");
     // Another session has its own quota.
-    assert_eq!(told(&server.session().await.leaves("e", "x").await), ["e"]);
+    assert_eq!(reply(&server.session().await.leaves("e", "x").await), ["e"]);
     assert_eq!(server.metric("belljar_artifacts_refused_total").await, 4.0);
 }
 
@@ -81,7 +81,7 @@ async fn the_sessions_of_a_tenant_never_have_more_than_it_may() {
         let listed = acme.get("/v1/artifacts?limit=1000").await.json(200);
         assert_eq!(list(&listed["artifacts"]).len(), MOST);
         // Other tenants are not affected.
-        assert_eq!(told(&bell.session_with(json!({})).await.leaves("x", "x").await), ["x"]);
+        assert_eq!(reply(&bell.session_with(json!({})).await.leaves("x", "x").await), ["x"]);
         for session in &sessions {
             session.shell("rm -f artifacts/*").await;
         }

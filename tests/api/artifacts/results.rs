@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{link, list, only, told};
+use super::{link, list, only, reply};
 use crate::storage::log;
 use belljar_testkit::server::Server;
 use belljar_testkit::values::text;
@@ -26,8 +26,8 @@ async fn the_result_has_all_that_there_is_to_know() {
     let mut events = server.post_stream(&session.path("/exec"), json!({"code": code})).await;
     let exec_id = text(&events.until("exec").await.data["exec_id"]).to_owned();
     let events = events.rest().await;
-    let told: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
-    assert_eq!(told, ["stdout", "artifacts", "done"], "told before the end");
+    let reply: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
+    assert_eq!(reply, ["stdout", "artifacts", "done"], "told before the end");
     let (stream, done) = (&events[1].data, &events[2].data);
 
     let artifact = only(stream);
@@ -79,11 +79,11 @@ async fn lists_are_paged_from_the_newest() {
     one.exec(json!({"command": "cd artifacts; touch d e", "exec_id": "second"})).await.json(200);
     other.shell("touch artifacts/f").await;
     let get = async |path: &str| server.get(path).await.json(200);
-    assert_eq!(told(&get("/v1/artifacts").await), ["f", "e", "d", "c", "b", "a"]);
-    assert_eq!(told(&get(&one.path("/artifacts")).await), ["e", "d", "c", "b", "a"]);
-    assert_eq!(told(&get(&one.path("/artifacts?exec=first")).await), ["c", "b", "a"]);
+    assert_eq!(reply(&get("/v1/artifacts").await), ["f", "e", "d", "c", "b", "a"]);
+    assert_eq!(reply(&get(&one.path("/artifacts")).await), ["e", "d", "c", "b", "a"]);
+    assert_eq!(reply(&get(&one.path("/artifacts?exec=first")).await), ["c", "b", "a"]);
     let of_one = get(&format!("/v1/artifacts?session={}&exec=second", one.id)).await;
-    assert_eq!(told(&of_one), ["e", "d"]);
+    assert_eq!(reply(&of_one), ["e", "d"]);
     let (mut seen, mut path) = (Vec::new(), "/v1/artifacts?limit=4".to_owned());
     loop {
         let page = get(&path).await;

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::json;
 
 use super::ArtifactSession as _;
-use super::{blobs, list, only, told};
+use super::{blobs, list, only, reply};
 use belljar_testkit::server::Server;
 use belljar_testkit::values::{names, text};
 
@@ -106,7 +106,7 @@ async fn a_run_has_a_directory_of_its_own() {
     let code = "import os\nos.mkdir('/work/artifacts/sub')\n\
                 open('/work/artifacts/sub/a', 'w').write('x')\nopen('/work/artifacts/b', 'w').write('x')";
     let result = server.post("/v1/run", json!({"code": code})).await.json(200);
-    assert_eq!(told(&result), ["/work/artifacts/b", "/work/artifacts/sub/a"]);
+    assert_eq!(reply(&result), ["/work/artifacts/b", "/work/artifacts/sub/a"]);
     let id = text(&result["exec_id"]);
     let outputs = server.path("outputs").join(id);
     let [blob] = &blobs(&server.installation)[..] else { panic!("one content") };

@@ -6,7 +6,7 @@ use hyper::Method;
 use serde_json::json;
 
 use super::ArtifactSession as _;
-use super::{blobs, link, only, told};
+use super::{blobs, link, only, reply};
 use crate::keys::{secret, with_keys};
 use belljar_testkit::client::Client;
 use belljar_testkit::installation::Installation;
@@ -33,10 +33,10 @@ async fn identical_content_is_kept_once_per_tenant() {
 
     // Each tenant sees its own artifacts, and learns nothing about those of others.
     let get = async |who: &Client, path: &str| who.get(path).await;
-    assert_eq!(told(&get(&acme, "/v1/artifacts").await.json(200)), ["b", "a"]);
-    assert_eq!(told(&get(&bell, "/v1/artifacts").await.json(200)), ["c"]);
+    assert_eq!(reply(&get(&acme, "/v1/artifacts").await.json(200)), ["b", "a"]);
+    assert_eq!(reply(&get(&bell, "/v1/artifacts").await.json(200)), ["c"]);
     let by_session = format!("/v1/artifacts?session={}", one.id);
-    assert_eq!(told(&get(&bell, &by_session).await.json(200)), [""; 0]);
+    assert_eq!(reply(&get(&bell, &by_session).await.json(200)), [""; 0]);
     let id = text(&only(&first)["id"]);
     let unknown = "art_00000000000000000000000000000000";
     for (method, path) in [(Method::GET, ""), (Method::DELETE, ""), (Method::POST, "/url")] {

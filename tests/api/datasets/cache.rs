@@ -26,9 +26,9 @@ async fn content_that_is_known_is_not_sent_again() {
     assert_eq!(first.datasets().await["datasets"], json!([]), "asking is not failing");
     assert_eq!(first.put(&known("t.csv", "a\n1\n"), "a\n1\n").await.json(200)["cached"], false);
 
-    let told = second.put(&known("other/name.csv", "a\n1\n"), "").await.json(200);
-    assert_eq!((&told["status"], &told["cached"]), (&json!("LOADED"), &json!(true)));
-    assert_eq!((&told["name"], &told["size"]), (&json!("other/name.csv"), &json!(4)));
+    let reply = second.put(&known("other/name.csv", "a\n1\n"), "").await.json(200);
+    assert_eq!((&reply["status"], &reply["cached"]), (&json!("LOADED"), &json!(true)));
+    assert_eq!((&reply["name"], &reply["size"]), (&json!("other/name.csv"), &json!(4)));
     assert_eq!(second.shell("cat data/other/name.csv").await["stdout"], "a\n1\n");
     // An upload by hash restores a file that code has changed. A digest in upper case is invalid.
     second.shell("echo x > data/other/name.csv").await;
@@ -39,8 +39,8 @@ async fn content_that_is_known_is_not_sent_again() {
 
     // A request without a body asks for cached content; it does not store an empty dataset.
     let asking = second.begin_put(&known("none", "unheard of"), "X: y").await;
-    let (status, told) = asking.answer().await;
-    assert_eq!((status, &told["error"]["code"]), (404, &json!("content_unknown")), "{told:#}");
+    let (status, reply) = asking.answer().await;
+    assert_eq!((status, &reply["error"]["code"]), (404, &json!("content_unknown")), "{reply:#}");
     // Empty content has a hash too.
     assert_eq!(second.put(&known("empty", ""), "").await.json(200)["size"], 0);
     assert_eq!(second.all_in("/session/data").await, ["empty", "other", "other/name.csv"]);
@@ -74,13 +74,13 @@ async fn an_unneeded_body_is_accepted() {
     let content = numbered(3, 6 << 20);
     session.put("first", content.clone()).await.json(200);
     // The body is sent although it is not needed: the client must still get the response.
-    let told = session.put(&known("second", &content), content.clone()).await.json(200);
-    assert_eq!((&told["status"], &told["cached"]), (&json!("LOADED"), &json!(true)));
+    let reply = session.put(&known("second", &content), content.clone()).await.json(200);
+    assert_eq!((&reply["status"], &reply["cached"]), (&json!("LOADED"), &json!(true)));
     // A client that sends `Expect: 100-continue` need not send the body.
     let headers = format!("Content-Length: {}\r\nExpect: 100-continue", content.len());
     let asking = session.begin_put(&known("third", &content), &headers).await;
-    let (status, told) = asking.answer().await;
-    assert_eq!((status, &told["cached"]), (200, &json!(true)), "{told:#}");
+    let (status, reply) = asking.answer().await;
+    assert_eq!((status, &reply["cached"]), (200, &json!(true)), "{reply:#}");
     assert_eq!(session.shell("cmp data/first data/third").await["status"], "ok");
 }
 
@@ -148,8 +148,8 @@ async fn damage_in_the_cache_never_gets_inside() {
         assert_eq!(session.all_in("/session/data").await, ["t.csv"]);
         assert_eq!(session.dataset("new").await, Value::Null);
         // A new upload repairs it.
-        let told = session.put(&known("t.csv", "precious"), "precious").await.json(200);
-        assert_eq!(told["status"], "LOADED");
+        let reply = session.put(&known("t.csv", "precious"), "precious").await.json(200);
+        assert_eq!(reply["status"], "LOADED");
         assert_eq!(session.shell("cat data/t.csv").await["stdout"], "precious");
         assert_eq!(fs::read_to_string(&path).expect("it is there"), "precious");
     }

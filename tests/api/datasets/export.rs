@@ -156,8 +156,8 @@ async fn what_is_no_plain_file_is_refused_with_the_reason() {
             ("pipe", "pipe"),
             ("sparse", ""),
         ] {
-            let told = refusal(exported, &format!("/session/data/{name}"));
-            assert!(told.contains(reason) && !told.is_empty(), "{name}: {told}");
+            let reply = refusal(exported, &format!("/session/data/{name}"));
+            assert!(reply.contains(reason) && !reply.is_empty(), "{name}: {reply}");
         }
     }
     refusal(&named, "/session/data/root/etc/passwd");

@@ -67,9 +67,9 @@ async fn uploads_are_taken_or_refused(session: &Session, access: &str) {
         "size": TABLE.len(), "sha256": super::sha256(TABLE), "cached": false,
     });
     // Content that was staged in one mode is cached for the other.
-    let mut told = steady(answer.json(200));
-    told["cached"] = false.into();
-    assert_eq!(told, staged);
+    let mut reply = steady(answer.json(200));
+    reply["cached"] = false.into();
+    assert_eq!(reply, staged);
     let read = "print(open('/session/data/staged.csv').read(), end='')";
     assert_eq!(session.printed(read).await, TABLE);
 }
@@ -91,8 +91,8 @@ async fn the_list_tells(session: &Session, access: &str) {
     let path = text(&entries[entries.len() - 1]["path"]);
     let modified = session.shell(&format!("date -u -r {path} +%FT%H:%M:%S")).await;
     let modified = text(&modified["stdout"]).trim();
-    let told = text(&entries[entries.len() - 1]["modified"]);
-    assert!(told.starts_with(modified), "{told} {modified}");
+    let reply = text(&entries[entries.len() - 1]["modified"]);
+    assert!(reply.starts_with(modified), "{reply} {modified}");
     let entries: Vec<Value> = entries.into_iter().map(steady).collect();
     if access == "LOCAL_RO" {
         assert_eq!(entries, [table("deep/table.csv", "/data/deep/table.csv")]);

@@ -49,9 +49,9 @@ async fn a_dataset_is_fetched_once_under_any_name() {
     .await;
     let server = fetching_from(&origin).await;
     let session = server.session().await;
-    let told = session.post_datasets(json!({"dataset": "sales/q1"})).await.json(200);
+    let received = session.post_datasets(json!({"dataset": "sales/q1"})).await.json(200);
     assert_eq!(
-        steady(told),
+        steady(received),
         json!({"name": "sales/q1.csv", "path": "/session/data/sales/q1.csv", "status": "LOADED",
                "source": "sales/q1", "size": TABLE.len(), "sha256": sha256(TABLE),
                "cached": false})
@@ -82,15 +82,15 @@ async fn a_dataset_is_fetched_once_under_any_name() {
         assert_eq!(session.shell("cat data/sales/q1.csv").await["stdout"], TABLE, "{spoil}");
     }
     let other = server.session().await;
-    let told = other.post_datasets(json!({"dataset": "sales/q1"})).await.json(200);
-    assert_eq!((&told["cached"], origin.asked()), (&json!(true), 1));
+    let received = other.post_datasets(json!({"dataset": "sales/q1"})).await.json(200);
+    assert_eq!((&received["cached"], origin.asked()), (&json!(true), 1));
     let ask = json!({"dataset": "sales/q1", "refresh": true});
-    let told = other.post_datasets(ask).await.json(200);
-    assert_eq!((&told["status"], origin.asked()), (&json!("LOADED"), 2));
+    let received = other.post_datasets(ask).await.json(200);
+    assert_eq!((&received["status"], origin.asked()), (&json!("LOADED"), 2));
     // The name of the dataset.
     for (dataset, name) in [("sales/q2", "sales/q2.csv"), ("sales/named.txt", "sales/named.txt")] {
-        let told = session.post_datasets(json!({"dataset": dataset})).await.json(200);
-        assert_eq!(told["name"], name);
+        let received = session.post_datasets(json!({"dataset": dataset})).await.json(200);
+        assert_eq!(received["name"], name);
         assert_eq!(session.status(name).await, "LOADED");
     }
 }
@@ -121,8 +121,8 @@ async fn a_source_with_a_tag_is_asked_whether_it_has_changed() {
 
     version.store(2, std::sync::atomic::Ordering::Relaxed);
     let refresh = json!({"dataset": "sales/t.csv", "refresh": true});
-    let told = second.post_datasets(refresh).await.json(200);
-    assert_eq!((&told["cached"], origin.asked()), (&json!(false), 3));
+    let received = second.post_datasets(refresh).await.json(200);
+    assert_eq!((&received["cached"], origin.asked()), (&json!(false), 3));
     assert_eq!(second.shell("cat data/sales/t.csv").await["stdout"], "a\n2\n");
     assert_eq!(first.shell("cat data/sales/t.csv").await["stdout"], "a\n1\n", "it did not ask");
 
@@ -130,8 +130,8 @@ async fn a_source_with_a_tag_is_asked_whether_it_has_changed() {
     let path = cached(&server.installation, &sha256("a\n2\n")).expect("it is cached");
     fs::write(&path, "a\n3\n").expect("it is there");
     let third = server.session().await;
-    let told = third.post_datasets(ask).await.json(200);
-    assert_eq!((&told["status"], &told["cached"]), (&json!("LOADED"), &json!(false)));
+    let received = third.post_datasets(ask).await.json(200);
+    assert_eq!((&received["status"], &received["cached"]), (&json!("LOADED"), &json!(false)));
     assert_eq!(third.shell("cat data/sales/t.csv").await["stdout"], "a\n2\n");
     assert_eq!(third.all_in("/session/data").await, ["sales", "sales/t.csv"]);
     assert_eq!(fs::read_to_string(&path).expect("it is there"), "a\n2\n");
@@ -152,13 +152,16 @@ async fn a_fetch_in_the_background_reports_later() {
     for (name, end) in [("sales/bad.csv", "FAILED"), ("sales/good.csv", "LOADED")] {
         // The second request is pending again, whatever the state was before.
         for _ in 0..2 {
-            let told = session.post_datasets(ask(name)).await;
-            if end == "LOADED" && told.status == 200 {
-                assert_eq!(told.json(200)["status"], "LOADED", "it was there already");
+            let received = session.post_datasets(ask(name)).await;
+            if end == "LOADED" && received.status == 200 {
+                assert_eq!(received.json(200)["status"], "LOADED", "it was there already");
                 continue;
             }
-            let told = told.json(202);
-            assert_eq!((&told["status"], &told["source"]), (&json!("PENDING"), &json!(name)));
+            let received = received.json(202);
+            assert_eq!(
+                (&received["status"], &received["source"]),
+                (&json!("PENDING"), &json!(name))
+            );
             assert_eq!(session.status(name).await, "PENDING");
             origin.release();
             eventually(end, async || session.status(name).await == end).await;

@@ -26,8 +26,8 @@ async fn any_format_arrives_as_it_is() {
     ] {
         let size = content.len();
         let hash = sha256(&content);
-        let told = session.put(name, content).await.json(200);
-        assert_eq!((&told["status"], &told["size"]), (&json!("LOADED"), &json!(size)));
+        let reply = session.put(name, content).await.json(200);
+        assert_eq!((&reply["status"], &reply["size"]), (&json!("LOADED"), &json!(size)));
         let code = format!(
             "import hashlib\nprint(hashlib.sha256(open('/session/data/{name}', 'rb').read()).hexdigest())"
         );
@@ -62,12 +62,12 @@ async fn a_large_one_passes_through_little_memory() {
         most = most.max(server.rss());
         assert_eq!(client.get("/healthz").await.status, 200, "others are served meanwhile");
     }
-    let told = sending.await.expect("no panic").json(200);
-    assert_eq!(told["size"], content.len());
+    let reply = sending.await.expect("no panic").json(200);
+    assert_eq!(reply["size"], content.len());
     let grown = most.max(server.rss()) - before;
     assert!(grown < 32 << 20, "{grown} bytes more");
     let sum = session.shell("sha256sum < /session/data/large").await;
-    assert_eq!(text(&sum["stdout"]).split(' ').next(), told["sha256"].as_str());
+    assert_eq!(text(&sum["stdout"]).split(' ').next(), reply["sha256"].as_str());
 }
 
 #[tokio::test]
@@ -90,8 +90,8 @@ async fn it_is_replaced_at_once_or_not_at_all() {
     let reader = session.begin("reader", "running", json!({"code": code})).await;
     session.has_printed("reader", "first").await;
     for seed in 1..=8 {
-        let told = session.put("d/table.csv", numbered(seed, SIZE)).await.json(200);
-        assert_eq!(told["sha256"], sha256(numbered(seed, SIZE)));
+        let reply = session.put("d/table.csv", numbered(seed, SIZE)).await.json(200);
+        assert_eq!(reply["sha256"], sha256(numbered(seed, SIZE)));
     }
     // Two at once: one of them wins, with its whole content.
     let (one, two) = tokio::join!(
@@ -129,8 +129,8 @@ async fn it_may_come_in_pieces_and_is_pending_until_the_last() {
     chunked.send("4\r\n1,2\n\r\n0\r\n\r\n").await;
     counted.send("1,2\n").await;
     for sending in [chunked, counted] {
-        let (status, told) = sending.answer().await;
-        assert_eq!((status, &told["status"], &told["size"]), (200, &json!("LOADED"), &json!(8)));
+        let (status, reply) = sending.answer().await;
+        assert_eq!((status, &reply["status"], &reply["size"]), (200, &json!("LOADED"), &json!(8)));
     }
     assert_eq!(session.shell("cat /session/data/*").await["stdout"], "a,b\n1,2\na,b\n1,2\n");
     assert!(super::incoming(&server.installation).is_empty());
@@ -214,9 +214,9 @@ async fn too_large_is_refused_before_it_comes_or_when_it_does() {
     let server = serve(&[("BELLJAR_DATASET_SIZE", "1M")]).await;
     let session = server.session().await;
     let vast = session.begin_put("declared", "Content-Length: 1048577").await;
-    let (status, told) = vast.answer().await;
-    assert_eq!((status, &told["error"]["code"]), (413, &json!("too_large")), "{told:#}");
-    assert!(text(&told["error"]["message"]).contains("BELLJAR_DATASET_SIZE"), "{told:#}");
+    let (status, reply) = vast.answer().await;
+    assert_eq!((status, &reply["error"]["code"]), (413, &json!("too_large")), "{reply:#}");
+    assert!(text(&reply["error"]["message"]).contains("BELLJAR_DATASET_SIZE"), "{reply:#}");
 
     let mut counted = session.begin_put("counted", "Transfer-Encoding: chunked").await;
     let piece = format!("80000\r\n{}\r\n", "x".repeat(0x80000));
@@ -225,8 +225,8 @@ async fn too_large_is_refused_before_it_comes_or_when_it_does() {
     counted.send("1\r\nx\r\n").await;
     // The server does not wait for the rest.
     counted.send("1\r\nx\r\n").await;
-    let (status, told) = counted.answer().await;
-    assert_eq!((status, &told["error"]["code"]), (413, &json!("too_large")), "{told:#}");
+    let (status, reply) = counted.answer().await;
+    assert_eq!((status, &reply["error"]["code"]), (413, &json!("too_large")), "{reply:#}");
     let failed = session.dataset("counted").await;
     assert_eq!(failed["status"], "FAILED");
     assert!(text(&failed["reason"]).contains("BELLJAR_DATASET_SIZE"), "{failed:#}");

@@ -153,8 +153,8 @@ def secrets_after(link):
         finally:
             os._exit(0)
     os.close(writer)
-    with open(reader) as told:
-        lines = told.read().splitlines()
+    with open(reader) as reply:
+        lines = reply.read().splitlines()
     os.waitpid(child, 0)
     return lines
 

@@ -224,9 +224,9 @@ actions! {
         }
     }
 
-    /// A picture of the page that is there, or of something else: a URL, an HTML file of the
+    /// A screenshot of the page that is there, or of something else: a URL, an HTML file of the
     /// session, HTML itself. It becomes an artifact; with `Accept: image/png` the answer is the
-    /// picture, and `Belljar-Artifact` its id.
+    /// screenshot, and `Belljar-Artifact` its id.
     screenshot("screenshot", "/v1/sessions/{id}/browser/screenshot") ScreenshotBody {
         /// Of this page, which the current tab does not go to.
         url: String,
@@ -240,7 +240,7 @@ actions! {
         width: u32,
         /// Of the window (default 800).
         height: u32,
-        /// Pixels of the picture per pixel of the page (default 1).
+        /// Pixels of the screenshot per pixel of the page (default 1).
         scale: f64,
         /// Only of this element: a CSS selector.
         selector: String,
@@ -289,7 +289,7 @@ actions! {
         key_from: String,
         /// Default 25, at most 200.
         max_steps: u32,
-        /// Show pictures of the pages to the model.
+        /// Show screenshots of the pages to the model.
         vision: bool,
     }
 

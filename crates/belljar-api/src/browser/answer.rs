@@ -83,14 +83,14 @@ pub(crate) struct FileBody {
 pub(super) async fn of(
     app: &Arc<App>,
     result: ExecResult,
-    as_picture: bool,
+    as_png: bool,
 ) -> Result<Response, ApiError> {
     let driver = understood(&result)?;
-    let picture = driver.result.get("path").and_then(Value::as_str).map(str::to_owned);
-    if as_picture {
-        return bytes(app, &result, picture.as_deref().unwrap_or_default()).await;
+    let screenshot = driver.result.get("path").and_then(Value::as_str).map(str::to_owned);
+    if as_png {
+        return bytes(app, &result, screenshot.as_deref().unwrap_or_default()).await;
     }
-    if let Some(refused) = refusal(&result.artifacts, picture.as_deref()) {
+    if let Some(refused) = refusal(&result.artifacts, screenshot.as_deref()) {
         return Err(refused);
     }
     let result = app.linked(result);
@@ -199,7 +199,7 @@ fn refusal(artifacts: &Artifacts, path: Option<&str>) -> Option<ApiError> {
 }
 
 fn not_kept(reason: &str) -> ApiError {
-    let message = format!("the picture was not kept: {reason}");
+    let message = format!("the screenshot was not kept: {reason}");
     ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "artifact_refused", message)
 }
 
@@ -207,7 +207,7 @@ fn not_kept(reason: &str) -> ApiError {
 async fn bytes(app: &App, result: &ExecResult, path: &str) -> Result<Response, ApiError> {
     let is_it = |artifact: &&Artifact| artifact.path == path;
     let id = result.artifacts.artifacts.iter().find(is_it).and_then(|one| one.id.clone());
-    let gone = || failed("artifact_refused", "the picture was not kept".into());
+    let gone = || failed("artifact_refused", "the screenshot was not kept".into());
     let id = id.ok_or_else(|| refusal(&result.artifacts, Some(path)).unwrap_or_else(gone))?;
     let row = app.engine.artifact_store().find(&id).await?.ok_or_else(gone)?;
     let content = app.engine.artifact_store().content(&row).await.map_err(|_| gone())?;

@@ -89,10 +89,10 @@ async fn perform(
         return Ok(followed.events(app, 0));
     }
     let result = followed.result().await;
-    answer::of(app, result, wants_picture(action, headers)).await
+    answer::of(app, result, wants_png(action, headers)).await
 }
 
-fn wants_picture(action: &str, headers: &HeaderMap) -> bool {
+fn wants_png(action: &str, headers: &HeaderMap) -> bool {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
     action == "screenshot" && accept.is_some_and(|accept| accept.contains("image/png"))
 }

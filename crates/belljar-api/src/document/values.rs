@@ -234,7 +234,7 @@ fn refine_answers(path: &str, method: &str, operation: &mut Value) {
     if path.ends_with("/browser/screenshot") {
         answers["200"]["content"]["image/png"] = json!({});
         answers["200"]["headers"] = json!({"Belljar-Artifact": {
-            "description": "With `Accept: image/png`: the id of the picture.",
+            "description": "With `Accept: image/png`: the id of the screenshot.",
             "schema": {"type": "string"},
         }});
     }

@@ -166,7 +166,7 @@ impl Engine {
     ) -> Result<ArchiveUpload, EngineError> {
         let sandbox = self.used_sandbox(who, id).await?;
         let directory = inside(path)?;
-        let permit = self.shared.uploads.permit(&who.tenant, id).await?;
+        let permit = self.state.uploads.permit(&who.tenant, id).await?;
         let state = match format {
             ArchiveFormat::Tar | ArchiveFormat::TarGz => {
                 let unpacking = sandbox.unpack(&directory, format).await;

@@ -13,14 +13,14 @@ impl Engine {
         who: &Principal,
         filter: ArtifactFilter,
     ) -> Result<Page<ArtifactRow>, EngineError> {
-        self.shared
+        self.state
             .artifact_store
             .list(ArtifactFilter { tenant: who.tenant.clone(), ..filter })
             .await
     }
 
     pub async fn artifact(&self, who: &Principal, id: &str) -> Result<ArtifactRow, EngineError> {
-        let found = self.shared.artifact_store.find(id).await?;
+        let found = self.state.artifact_store.find(id).await?;
         found
             .filter(|row| row.tenant == who.tenant)
             .ok_or_else(|| EngineError::NoArtifact(id.to_owned()))
@@ -29,7 +29,7 @@ impl Engine {
     /// Removes an artifact. Its content is deleted when no other artifact of the tenant has the
     /// same content.
     pub async fn remove_artifact(&self, who: &Principal, id: &str) -> Result<(), EngineError> {
-        let removed = self.shared.artifact_store.remove(&who.tenant, id).await?;
+        let removed = self.state.artifact_store.remove(&who.tenant, id).await?;
         let outcome = if removed { "removed" } else { "not found" };
         let entry = AuditEntry {
             action: "artifact.remove",

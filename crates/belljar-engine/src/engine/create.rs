@@ -51,7 +51,7 @@ impl Engine {
         };
         if let Err(error) = &created {
             let how = if matches!(error, EngineError::Full(_)) { "refused" } else { "failed" };
-            self.shared.metrics.created(how);
+            self.state.metrics.created(how);
         }
         let session = created.as_ref().ok().map(|created| created.session.id.as_str());
         self.audit.note(
@@ -68,10 +68,10 @@ impl Engine {
     ) -> Result<Created, EngineError> {
         let begun = Instant::now();
         self.check(&ask)?;
-        let workspace = self.shared.find_workspace(ask.workspace.as_deref()).await?;
+        let workspace = self.state.find_workspace(ask.workspace.as_deref()).await?;
         let ask = SessionAsk { workspace, ..ask };
         let Some(key) = ask.key.clone() else {
-            let spec = ask.with_defaults(&self.shared.config.defaults);
+            let spec = ask.with_defaults(&self.state.config.defaults);
             let session = self.make(who, None, spec, begun).await?;
             return Ok(Created { session, how: CreatedHow::Created, replaced: None });
         };
@@ -97,7 +97,7 @@ impl Engine {
         key: String,
         begun: Instant,
     ) -> Result<Created, EngineError> {
-        let before = self.shared.store.session_by_key(&who.tenant, &key).await?;
+        let before = self.state.store.session_by_key(&who.tenant, &key).await?;
         if let Some(row) = &before
             && row.spec.storage == Storage::Bind
             && ask.storage != Some(Storage::Tmpfs)
@@ -115,7 +115,7 @@ impl Engine {
             let because = row.ended_because.unwrap_or_else(|| "it ended".into());
             (row.id, because)
         });
-        let spec = ask.with_defaults(&self.shared.config.defaults);
+        let spec = ask.with_defaults(&self.state.config.defaults);
         let session = self.make(who, Some(key), spec, begun).await?;
         Ok(Created { session, how: CreatedHow::Created, replaced })
     }
@@ -126,7 +126,7 @@ impl Engine {
             .map_err(|refusal| EngineError::not_now(&session.id, refusal, None))?;
         refuse_differences(ask, &session.id, &session.spec)?;
         session.extend(ask.ttl_s.unwrap_or(session.spec.ttl_s)).await?;
-        self.shared.metrics.created("found");
+        self.state.metrics.created("found");
         Ok(Created { session: self.info(session), how: CreatedHow::Found, replaced: None })
     }
 
@@ -137,16 +137,16 @@ impl Engine {
         spec: SessionSpec,
         begun: Instant,
     ) -> Result<SessionInfo, EngineError> {
-        self.shared.check_volumes(&who.tenant, &spec.volumes).await?;
-        let reservation = self.shared.reserve(who, &spec)?;
+        self.state.check_volumes(&who.tenant, &spec.volumes).await?;
+        let reservation = self.state.reserve(who, &spec)?;
         let mut row = new_row(who.tenant.clone(), spec, Phase::Creating);
         row.key = key;
-        let pool = self.shared.pool.get().filter(|_| self.shared.fits_pool(&row.spec));
+        let pool = self.state.pool.get().filter(|_| self.state.fits_pool(&row.spec));
         let (origin, how) = match pool.and_then(Pool::take_ready) {
             Some(warm) => {
                 row.id = warm.id;
                 row.handle = Some(warm.sandbox.handle().clone());
-                let alone_for_s = self.shared.config.alone_for_s;
+                let alone_for_s = self.state.config.alone_for_s;
                 let kept = warm.sandbox.outlive_host(alone_for_s).await;
                 kept.map_err(EngineError::Create)?;
                 (Origin::Pool(Box::new(warm.sandbox)), "pool")
@@ -154,9 +154,9 @@ impl Engine {
             None => (Origin::Cold, "cold"),
         };
         let session = self.settle_in(row, reservation, origin).await?;
-        self.shared.metrics.created(how);
-        self.shared.metrics.create_seconds.observe(begun.elapsed().as_secs_f64());
-        self.shared.usage.add(&who.tenant, |delta| delta.sessions += 1);
+        self.state.metrics.created(how);
+        self.state.metrics.create_seconds.observe(begun.elapsed().as_secs_f64());
+        self.state.usage.add(&who.tenant, |delta| delta.sessions += 1);
         Ok(session)
     }
 
@@ -170,7 +170,7 @@ impl Engine {
         if row.handle.is_some() {
             row.phase = Phase::Ready;
         }
-        let (state, registry) = (Arc::clone(&self.shared), Arc::clone(&self.registry));
+        let (state, registry) = (Arc::clone(&self.state), Arc::clone(&self.registry));
         // A separate task: the caller may disconnect at any moment, and a stored session must have a driver.
         let entering = tokio::spawn(async move {
             state.store.put_session(row.clone(), durability(&row.spec)).await?;
@@ -195,10 +195,10 @@ impl Engine {
     /// Refuses requests that this server can never serve.
     pub(super) fn check(&self, ask: &SessionAsk) -> Result<(), EngineError> {
         check_session(ask)?;
-        let config = &self.shared.config;
+        let config = &self.state.config;
         if let Some(image) = ask.image.as_ref().filter(|image| **image != config.defaults.image) {
             config.check_image(image)?;
-            self.shared.runtime.check_image(image).map_err(|error| match error {
+            self.state.runtime.check_image(image).map_err(|error| match error {
                 RuntimeError::NoImage(message) => EngineError::NoImage(message),
                 error => EngineError::Create(error),
             })?;

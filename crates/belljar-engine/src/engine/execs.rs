@@ -110,7 +110,7 @@ impl Engine {
         ask: &ExecAsk,
     ) -> Result<Accepted, EngineError> {
         let request = |row: ExecRow| (row.request, row.code, row.transcript.is_some());
-        let stored = self.shared.store.exec(id, &exec_id, request).await?;
+        let stored = self.state.store.exec(id, &exec_id, request).await?;
         match stored {
             Some((request, code, _)) if request != ask.request || *code != *ask.code => {
                 Err(EngineError::ExecDiffers(exec_id))
@@ -132,7 +132,7 @@ impl Engine {
             return Ok(info_of_live(&exec));
         }
         self.row(who, id).await?;
-        let info = self.shared.store.exec(id, exec_id, info_of_exec_row).await?;
+        let info = self.state.store.exec(id, exec_id, info_of_exec_row).await?;
         info.ok_or_else(|| EngineError::NoExec(exec_id.to_owned()))
     }
 
@@ -160,7 +160,7 @@ impl Engine {
             return Ok(0);
         }
         self.row(who, id).await?;
-        Ok(self.shared.store.exec_bytes(id, exec_id).await?)
+        Ok(self.state.store.exec_bytes(id, exec_id).await?)
     }
 
     /// Bytes of the page that [`Engine::execs`] returns for `before`, or [`Engine::log`] for `after`.
@@ -174,7 +174,7 @@ impl Engine {
         self.row(who, id).await?;
         let live = self.session(who, id).map(|session| session.live_execs()).unwrap_or_default();
         let live: u64 = live.iter().map(|exec| exec.transcript.held_bytes()).sum();
-        Ok(live + self.shared.store.execs_bytes(id, which.filter(limit)).await?)
+        Ok(live + self.state.store.execs_bytes(id, which.filter(limit)).await?)
     }
 
     /// Executions of a session, the newest first.
@@ -193,7 +193,7 @@ impl Engine {
             let live = live.filter(|exec| exec.is_accepted());
             live.map_or_else(|| info_of_exec_row(row), |exec| info_of_live(&exec))
         };
-        Ok(self.shared.store.execs(id, filter, info).await?)
+        Ok(self.state.store.execs(id, filter, info).await?)
     }
 
     /// The transcript of an execution, ended or not.
@@ -208,7 +208,7 @@ impl Engine {
         }
         self.row(who, id).await?;
         let decode = |row: ExecRow| Transcript::decode(&row.transcript?).map(Arc::new);
-        let transcript = self.shared.store.exec(id, exec_id, decode).await?;
+        let transcript = self.state.store.exec(id, exec_id, decode).await?;
         transcript.flatten().ok_or_else(|| EngineError::NoExec(exec_id.to_owned()))
     }
 
@@ -277,7 +277,7 @@ impl Engine {
         let ended = live.iter().filter(|exec| exec.transcript.outcome().is_some());
         let newest = after.is_none();
         let filter = Beyond::After(after).filter(limit);
-        let page = self.shared.store.execs(id, filter, log_entry).await?;
+        let page = self.state.store.execs(id, filter, log_entry).await?;
         let mut entries: BTreeMap<u64, LogEntry> = ended
             .filter(|exec| after.is_none_or(|after| exec.number > after))
             .map(|exec| (exec.number, log_entry_of_live(exec)))

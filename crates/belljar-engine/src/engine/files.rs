@@ -182,7 +182,7 @@ impl Engine {
         let sandbox = self.used_sandbox(who, id).await?;
         let full = inside(path)?;
         let (directory, name) = split(&full)?;
-        let place = self.shared.uploads.permit(&who.tenant, id).await?;
+        let place = self.state.uploads.permit(&who.tenant, id).await?;
         let create = || sandbox.create_file_with(&directory, name, mode);
         let (file, temporary) = in_directory(&sandbox, &directory, create).await?;
         let incoming = BlockingWriter::begin(file, |file, chunk| file.write_all(chunk));
@@ -205,7 +205,7 @@ impl Engine {
         let sandbox = self.used_sandbox(who, id).await?;
         let full = inside(path)?;
         let (directory, _) = split(&full)?;
-        let place = self.shared.uploads.permit(&who.tenant, id).await?;
+        let place = self.state.uploads.permit(&who.tenant, id).await?;
         let mode = mode.unwrap_or(0o644);
         let append = || sandbox.append_file(&full, mode);
         let (file, behind) = in_directory(&sandbox, &directory, append).await?;

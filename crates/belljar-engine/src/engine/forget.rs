@@ -48,11 +48,11 @@ impl Engine {
         // Another request may have removed it meanwhile.
         let row = self.row(who, id).await?;
         let info = self.info_of_row(row.clone());
-        let shared = Arc::clone(&self.shared);
+        let state = Arc::clone(&self.state);
         // A separate task: the caller may disconnect, and the session must not stay half removed.
         let removing = tokio::spawn(async move {
             let _guard = guard;
-            shared.forget_with_files(&row).await
+            state.forget_with_files(&row).await
         });
         removing.await.map_err(|_| EngineError::Stopping)??;
         Ok(info)

@@ -106,10 +106,10 @@ impl Engine {
         row: SessionRow,
         begun: Instant,
     ) -> Result<SessionInfo, EngineError> {
-        self.shared.check_volumes(&who.tenant, &row.spec.volumes).await?;
+        self.state.check_volumes(&who.tenant, &row.spec.volumes).await?;
         // The operator may have changed which directories are allowed.
-        self.shared.find_workspace(row.spec.workspace.as_deref()).await?;
-        let reservation = self.shared.reserve(who, &row.spec)?;
+        self.state.find_workspace(row.spec.workspace.as_deref()).await?;
+        let reservation = self.state.reserve(who, &row.spec)?;
         let now = clock::now_ms();
         let row = SessionRow {
             phase: Phase::Creating,
@@ -121,8 +121,8 @@ impl Engine {
             ..row
         };
         let session = self.settle_in(row, reservation, Origin::Cold).await?;
-        self.shared.metrics.created("restarted");
-        self.shared.metrics.create_seconds.observe(begun.elapsed().as_secs_f64());
+        self.state.metrics.created("restarted");
+        self.state.metrics.create_seconds.observe(begun.elapsed().as_secs_f64());
         Ok(session)
     }
 }

@@ -76,7 +76,7 @@ const LEAST_ROOM: u64 = 256 * 1024;
 /// The sessions of this server.
 #[derive(Debug)]
 pub struct Engine {
-    pub(crate) shared: Arc<EngineState>,
+    pub(crate) state: Arc<EngineState>,
     registry: Arc<Registry>,
     audit: Audit,
     /// Becomes true when everything that an earlier server left has been taken over or cleaned up.
@@ -94,29 +94,29 @@ impl Engine {
         runtime: Arc<dyn Runtime>,
         audit: Audit,
     ) -> Result<Arc<Engine>, EngineError> {
-        let shared = Arc::new(EngineState::new(config, store, runtime, audit.clone())?);
-        let registry = Arc::new(Registry::new(Arc::clone(&shared)));
-        let rows = shared.store.unended_sessions().await?;
-        let left = shared.find_left(&rows).await;
-        shared.give_up_pending_datasets().await;
-        shared.recover_volumes().await;
-        shared.tidy_session_mounts().await;
+        let state = Arc::new(EngineState::new(config, store, runtime, audit.clone())?);
+        let registry = Arc::new(Registry::new(Arc::clone(&state)));
+        let rows = state.store.unended_sessions().await?;
+        let left = state.find_left(&rows).await;
+        state.give_up_pending_datasets().await;
+        state.recover_volumes().await;
+        state.tidy_session_mounts().await;
         let alive = rows.iter().map(|row| (row.id.clone(), row.tenant.clone())).collect();
-        if let Err(error) = shared.snapshot_store.tidy(alive).await {
+        if let Err(error) = state.snapshot_store.tidy(alive).await {
             tracing::warn!("failed to tidy up the snapshots of sessions: {error}");
         }
         let adopted = registry.take_over(rows);
-        if shared.config.pool > 0 {
-            let next = state::next_warm(&shared);
-            let pool = Pool::start(Arc::clone(&shared.runtime), shared.config.pool, next);
-            let _ = shared.pool.set(pool);
+        if state.config.pool > 0 {
+            let next = state::next_warm(&state);
+            let pool = Pool::start(Arc::clone(&state.runtime), state.config.pool, next);
+            let _ = state.pool.set(pool);
         }
         let chores = [
             tokio::spawn(upkeep::count_usage(Arc::clone(&registry))),
             tokio::spawn(upkeep::remove_old(Arc::clone(&registry))),
         ];
         let recovered = watch::Sender::new(false);
-        let engine = Arc::new(Engine { shared, registry, audit, recovered, chores });
+        let engine = Arc::new(Engine { state, registry, audit, recovered, chores });
         let recovering = Arc::clone(&engine);
         tokio::spawn(async move { recovering.recover(left, adopted).await });
         Ok(engine)
@@ -124,29 +124,29 @@ impl Engine {
 
     /// Ends the engine: sessions are stopped, or left to the next server.
     pub async fn close(&self, stop_sessions: bool) {
-        self.shared.shut();
+        self.state.shut();
         self.chores.iter().for_each(tokio::task::JoinHandle::abort);
-        self.shared.runtime.close().await;
+        self.state.runtime.close().await;
         self.empty_pool().await;
         if stop_sessions {
             for session in self.registry.live() {
                 session.stop("the server was stopped");
             }
         } else {
-            self.shared.leaving.send_replace(true);
+            self.state.leaving.send_replace(true);
         }
         self.registry.empty().await;
-        if let Err(error) = self.shared.usage.flush(&*self.shared.store).await {
+        if let Err(error) = self.state.usage.flush(&*self.state.store).await {
             tracing::error!("failed to store usage: {}", in_full(&error));
         }
-        self.shared.artifact_store.close().await;
-        self.shared.store.close().await;
+        self.state.artifact_store.close().await;
+        self.state.store.close().await;
     }
 
     async fn empty_pool(&self) {
-        let Some(pool) = self.shared.pool.get() else { return };
+        let Some(pool) = self.state.pool.get() else { return };
         let ids = pool.drain().await;
-        let root = self.shared.config.sessions_root.clone();
+        let root = self.state.config.sessions_root.clone();
         let removing = tokio::task::spawn_blocking(move || {
             for id in ids {
                 let _ = SessionDirectory::of(&root, &id).remove();
@@ -157,17 +157,17 @@ impl Engine {
 
     #[must_use]
     pub fn store(&self) -> &dyn Store {
-        &*self.shared.store
+        &*self.state.store
     }
 
     #[must_use]
     pub fn artifact_store(&self) -> &ArtifactStore {
-        &self.shared.artifact_store
+        &self.state.artifact_store
     }
 
     #[must_use]
     pub fn runtime(&self) -> &Arc<dyn Runtime> {
-        &self.shared.runtime
+        &self.state.runtime
     }
 
     #[must_use]
@@ -186,12 +186,12 @@ impl Engine {
             }
             now.queued += i64::try_from(view.queued).unwrap_or(i64::MAX);
         }
-        if let Some(pool) = self.shared.pool.get() {
+        if let Some(pool) = self.state.pool.get() {
             now.pool_ready = i64::try_from(pool.ready()).unwrap_or(i64::MAX);
             (now.pool_hits, now.pool_misses) = pool.hits_and_misses();
         }
-        (now.load, now.total) = (self.shared.admission.load(), self.shared.admission.total());
-        self.shared.metrics.render(now)
+        (now.load, now.total) = (self.state.admission.load(), self.state.admission.total());
+        self.state.metrics.render(now)
     }
 
     #[must_use]
@@ -202,18 +202,18 @@ impl Engine {
     /// Whether any session or run is alive.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
-        self.shared.admission.load().sessions > 0
+        self.state.admission.load().sessions > 0
     }
 
     /// Stores the usage that was counted since the last flush.
     pub async fn flush_usage(&self) -> Result<(), EngineError> {
-        Ok(self.shared.usage.flush(&*self.shared.store).await?)
+        Ok(self.state.usage.flush(&*self.state.store).await?)
     }
 
     /// The first of the server's directories whose disk has no room, if any.
     #[must_use]
     pub fn full_disk(&self) -> Option<&Path> {
-        let config = &self.shared.config;
+        let config = &self.state.config;
         let state = config.artifact_store.key_file.parent();
         let database = config.artifact_store.database.parent();
         let others = [
@@ -255,7 +255,7 @@ impl Engine {
     }
 
     async fn row(&self, who: &Principal, id: &str) -> Result<SessionRow, EngineError> {
-        let row = self.shared.store.session(id).await?;
+        let row = self.state.store.session(id).await?;
         row.filter(|row| row.tenant == who.tenant)
             .ok_or_else(|| EngineError::NoSession(id.to_owned()))
     }

@@ -33,11 +33,11 @@ impl Engine {
 
     /// Waits for the sessions that are being taken over, and removes what belongs to no session.
     pub(super) async fn recover(&self, left: LeftBehind, adopted: Vec<Arc<Session>>) {
-        let reaping = tokio::spawn(Arc::clone(&self.shared.runtime).reap(left.sandboxes));
-        self.shared.remove_unclaimed(left.directories).await;
+        let reaping = tokio::spawn(Arc::clone(&self.state.runtime).reap(left.sandboxes));
+        self.state.remove_unclaimed(left.directories).await;
         for session in adopted {
             session.settled().await;
-            self.shared.clear_half_staged(&session, left.found_ms).await;
+            self.state.clear_half_staged(&session, left.found_ms).await;
         }
         let _ = reaping.await;
         self.recovered.send_replace(true);

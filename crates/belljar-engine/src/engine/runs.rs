@@ -96,19 +96,19 @@ impl Engine {
         exec: &Exec,
     ) -> Result<ExecResult, EngineError> {
         self.check(&ask)?;
-        let mut spec = ask.with_defaults(&self.shared.config.defaults);
+        let mut spec = ask.with_defaults(&self.state.config.defaults);
         spec.storage = Storage::Tmpfs;
-        let _reservation = self.shared.reserve(who, &spec)?;
+        let _reservation = self.state.reserve(who, &spec)?;
         let (volumes, _hold) =
-            self.shared.volumes_for_run(&who.tenant, &spec.volumes, &exec.id).await?;
+            self.state.volumes_for_run(&who.tenant, &spec.volumes, &exec.id).await?;
         let sandbox = self.sandbox_for_run(who, &spec, volumes).await?;
-        let sandbox = Metered { shared: &self.shared, tenant: &who.tenant, sandbox: Some(sandbox) };
-        let traffic = self.shared.traffic(&who.tenant, None, Some(&exec.id));
-        let network = &self.shared.config.network;
+        let sandbox = Metered { state: &self.state, tenant: &who.tenant, sandbox: Some(sandbox) };
+        let traffic = self.state.traffic(&who.tenant, None, Some(&exec.id));
+        let network = &self.state.config.network;
         let _attached = attach(network, &spec.network, &traffic, sandbox.get().link()).await?;
-        let start = Start::New { env: self.shared.sandbox_spec(&spec, "")?.env, script: None };
+        let start = Start::New { env: self.state.sandbox_spec(&spec, "")?.env, script: None };
         let aftermath = InRun {
-            shared: &self.shared,
+            state: &self.state,
             tenant: &who.tenant,
             run: &exec.id,
             sandbox: sandbox.get(),
@@ -128,18 +128,18 @@ impl Engine {
         volumes: Vec<VolumeMount>,
     ) -> Result<Sandbox, EngineError> {
         // The files of a run are in memory: a sandbox of the pool with files on disk does not fit.
-        let pool = self.shared.pool.get().filter(|_| self.shared.fits_pool(spec));
+        let pool = self.state.pool.get().filter(|_| self.state.fits_pool(spec));
         match pool.and_then(Pool::take_ready) {
             Some(warm) => Ok(warm.sandbox),
             None => {
-                let _permit = self.shared.creation_permit(&who.tenant).await;
+                let _permit = self.state.creation_permit(&who.tenant).await;
                 let sandbox_spec = SandboxSpec {
                     session_files: None,
                     alone_for_s: 0,
                     volumes,
-                    ..self.shared.sandbox_spec(spec, "")?
+                    ..self.state.sandbox_spec(spec, "")?
                 };
-                Arc::clone(&self.shared.runtime)
+                Arc::clone(&self.state.runtime)
                     .create(&sandbox_spec)
                     .await
                     .map_err(EngineError::Create)
@@ -150,7 +150,7 @@ impl Engine {
 
 /// Stores the artifacts of a run in the artifact store.
 struct InRun<'a> {
-    shared: &'a EngineState,
+    state: &'a EngineState,
     tenant: &'a str,
     run: &'a str,
     sandbox: &'a Sandbox,
@@ -158,10 +158,10 @@ struct InRun<'a> {
 
 impl Aftermath for InRun<'_> {
     async fn take_artifacts(&self, outcome: &mut Outcome) -> Artifacts {
-        let InRun { shared, tenant, run, sandbox } = *self;
+        let InRun { state, tenant, run, sandbox } = *self;
         let origin = ArtifactOrigin { tenant, session: run, exec: run, place: ArtifactPlace::Run };
         let mut memory = ArtifactMemory::default();
-        shared.artifact_store.ingest(sandbox, origin, outcome.artifacts, &mut memory).await
+        state.artifact_store.ingest(sandbox, origin, outcome.artifacts, &mut memory).await
     }
 }
 
@@ -181,8 +181,8 @@ struct Noted<'a> {
 impl Drop for Noted<'_> {
     fn drop(&mut self) {
         if let Some(status) = self.status {
-            self.engine.shared.metrics.runs.inc();
-            self.engine.shared.usage.add(&self.who.tenant, |delta| {
+            self.engine.state.metrics.runs.inc();
+            self.engine.state.usage.add(&self.who.tenant, |delta| {
                 delta.runs += 1;
                 delta.count(status);
                 delta.bytes_in += self.code.len() as u64;
@@ -202,7 +202,7 @@ impl Drop for Noted<'_> {
 
 /// The sandbox of a run. Its processor time is charged when it is destroyed or dropped.
 struct Metered<'a> {
-    shared: &'a EngineState,
+    state: &'a EngineState,
     tenant: &'a str,
     /// `None` after it was destroyed.
     sandbox: Option<Sandbox>,
@@ -222,7 +222,7 @@ impl Metered<'_> {
 
     fn charge(&self) {
         let cpu_us = self.sandbox.as_ref().and_then(Sandbox::cpu_used_us).unwrap_or(0);
-        self.shared.usage.add(self.tenant, |delta| delta.cpu_us += cpu_us);
+        self.state.usage.add(self.tenant, |delta| delta.cpu_us += cpu_us);
     }
 }
 

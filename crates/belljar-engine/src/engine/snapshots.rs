@@ -75,7 +75,7 @@ impl Engine {
         }
         let session = self.live_session(who, id).await?;
         // Capacity is reserved before anything is written, because there may be none.
-        let reserve = |_| self.shared.reserve(who, &session.spec);
+        let reserve = |_| self.state.reserve(who, &session.spec);
         let reservations = (0..count).map(reserve).collect::<Result<Vec<_>, _>>()?;
         if session.spec.storage == Storage::Bind && from.is_none() {
             // The snapshot of a hibernated session on disk has no files: they are on disk, and only a guest may read
@@ -90,9 +90,9 @@ impl Engine {
             creating.spawn(async move { registry.fork(tenant, spec, reservation, &source).await });
         }
         let children = all_or_none(creating).await?;
-        self.shared.usage.add(&who.tenant, |delta| delta.sessions += count as u64);
+        self.state.usage.add(&who.tenant, |delta| delta.sessions += count as u64);
         for _ in 0..count {
-            self.shared.metrics.created("forked");
+            self.state.metrics.created("forked");
         }
         let lost = source.manifest.left_out();
         let info = |child: &Arc<Session>| SessionInfo { lost: lost.clone(), ..self.info(child) };
@@ -106,7 +106,7 @@ impl Engine {
         id: &str,
     ) -> Result<Vec<Checkpoint>, EngineError> {
         let row = self.row(who, id).await?;
-        let snapshots = self.shared.snapshot_store.of_session(&row.id).list().await;
+        let snapshots = self.state.snapshot_store.of_session(&row.id).list().await;
         let checkpoints = snapshots.into_iter().filter_map(|snapshot| {
             let (made_ms, bytes) = (snapshot.made_ms, snapshot.bytes);
             Some(Checkpoint { exec_id: snapshot.exec?, made_ms, bytes })

@@ -74,7 +74,7 @@ impl Engine {
         let mut found = Vec::new();
         // A page of the database may have fewer sessions in this phase than were requested, so more pages are read.
         loop {
-            let rows = self.shared.store.sessions(filter.clone()).await?;
+            let rows = self.state.store.sessions(filter.clone()).await?;
             let is_last = rows.len() < limit;
             filter.before = rows.last().map(|row| row.id.clone());
             let infos = rows.into_iter().map(|row| {
@@ -105,10 +105,10 @@ impl Engine {
     }
 
     pub(super) fn info_of_row(&self, row: SessionRow) -> SessionInfo {
-        let record = SessionDirectory::of(&self.shared.config.sessions_root, &row.id);
+        let record = SessionDirectory::of(&self.state.config.sessions_root, &row.id);
         let directory = (row.spec.storage == Storage::Bind).then(|| record.directory().to_owned());
         let is_on_disk = directory.is_some();
-        let retention_s = self.shared.config.disk.retention_s.filter(|_| is_on_disk);
+        let retention_s = self.state.config.disk.retention_s.filter(|_| is_on_disk);
         let kept_until_ms = row.ended_ms.zip(retention_s).map(|(ended_ms, retention_s)| {
             ended_ms.saturating_add(clock::seconds_to_ms(retention_s))
         });

@@ -21,10 +21,10 @@ impl Engine {
         name: VolumeName,
         size: Option<u64>,
     ) -> Result<VolumeInfo, EngineError> {
-        let size = size.unwrap_or(self.shared.volumes.config.size);
-        let (shared, tenant, of) = (Arc::clone(&self.shared), who.tenant.clone(), name.clone());
+        let size = size.unwrap_or(self.state.volumes.config.size);
+        let (state, tenant, of) = (Arc::clone(&self.state), who.tenant.clone(), name.clone());
         // A separate task: the caller may disconnect, and the volume must not stay half made.
-        let making = tokio::spawn(async move { shared.make_volume(tenant, of, size).await });
+        let making = tokio::spawn(async move { state.make_volume(tenant, of, size).await });
         let made = making.await.unwrap_or(Err(EngineError::Stopping));
         self.note_volume(who, "volume_create", &name, made.as_ref().map(|_| "created"));
         made
@@ -32,9 +32,9 @@ impl Engine {
 
     /// The volumes of this tenant, by name.
     pub async fn volumes(&self, who: &Principal) -> Result<Vec<VolumeInfo>, EngineError> {
-        let shared = &self.shared;
-        let rows = shared.store.volumes(&who.tenant).await?;
-        let users = shared.volume_users(who).await?;
+        let state = &self.state;
+        let rows = state.store.volumes(&who.tenant).await?;
+        let users = state.volume_users(who).await?;
         Ok(rows.into_iter().map(|row| info(row, &users, None)).collect())
     }
 
@@ -44,11 +44,11 @@ impl Engine {
         who: &Principal,
         name: VolumeName,
     ) -> Result<VolumeInfo, EngineError> {
-        let shared = &self.shared;
-        let row = shared.store.volume(&who.tenant, &name).await?;
+        let state = &self.state;
+        let row = state.store.volume(&who.tenant, &name).await?;
         let row = row.ok_or(EngineError::NoVolume(name))?;
-        let usage = shared.volume_usage(&row).await?;
-        let users = shared.volume_users(who).await?;
+        let usage = state.volume_usage(&row).await?;
+        let users = state.volume_users(who).await?;
         Ok(info(row, &users, Some(usage)))
     }
 
@@ -58,8 +58,8 @@ impl Engine {
         who: &Principal,
         name: VolumeName,
     ) -> Result<(), EngineError> {
-        let (shared, tenant, of) = (Arc::clone(&self.shared), who.tenant.clone(), name.clone());
-        let removing = tokio::spawn(async move { shared.remove_volume(&tenant, of).await });
+        let (state, tenant, of) = (Arc::clone(&self.state), who.tenant.clone(), name.clone());
+        let removing = tokio::spawn(async move { state.remove_volume(&tenant, of).await });
         let removed = removing.await.unwrap_or(Err(EngineError::Stopping));
         self.note_volume(who, "volume_remove", &name, removed.as_ref().map(|()| "removed"));
         removed
@@ -181,11 +181,11 @@ impl EngineState {
             let _ = tokio::task::spawn_blocking(move || place.tidy()).await;
         }
         // In the background: clients no longer see these volumes, and they may contain many files.
-        let shared = Arc::clone(self);
+        let state = Arc::clone(self);
         tokio::spawn(async move {
             for row in unfinished {
                 let name = row.name.clone();
-                if let Err(error) = shared.finish_removal(row).await {
+                if let Err(error) = state.finish_removal(row).await {
                     let error = in_full(&error);
                     tracing::error!("failed to remove the rest of volume `{name}`: {error}");
                 }

@@ -48,7 +48,7 @@ pub(crate) use lease::SandboxLease;
 use crate::admission::Quota;
 use crate::clock;
 use crate::error::{EngineError, in_full};
-use crate::exec::{Exec, ExecAsk, Stage};
+use crate::exec::{Exec, ExecAsk};
 use crate::network::Traffic;
 use crate::session_directory::SessionDirectory;
 use crate::snapshots::ForkSource;
@@ -217,19 +217,10 @@ impl Session {
         (session, owner)
     }
 
-    /// What the driver has published. A client may read the result of an execution a moment before the driver publishes
-    /// its end, and expects a session that is ready.
+    /// What the driver has published.
     #[must_use]
     pub fn view(&self) -> View {
-        let mut view = self.view.borrow().clone();
-        if view.phase == Phase::Busy && view.queued == 0 && self.has_finished_all() {
-            (view.phase, view.running) = (Phase::Ready, 0);
-        }
-        view
-    }
-
-    fn has_finished_all(&self) -> bool {
-        self.live.borrow().values().all(|exec| exec.stage() == Stage::Finished)
+        self.view.borrow().clone()
     }
 
     #[must_use]

@@ -34,6 +34,8 @@ pub(super) enum Performed {
     Never,
     /// The execution has ended.
     Ended,
+    /// It could not be started. The driver publishes this end.
+    NotStarted(Outcome),
     /// The sandbox was lost, or does not answer.
     SandboxLost,
     /// It was interrupted before it began.
@@ -94,10 +96,7 @@ async fn perform_in_guest(
             EngineError::Exec(RuntimeError::Gone | RuntimeError::TimedOut(_))
             | EngineError::StartKernel(RuntimeError::Gone),
         ) => Performed::SandboxLost,
-        Err(error) => {
-            exec.finish(not_started(&exec.request, &error));
-            Performed::Ended
-        }
+        Err(error) => Performed::NotStarted(not_started(&exec.request, &error)),
     }
 }
 

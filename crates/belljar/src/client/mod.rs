@@ -20,6 +20,7 @@ use reqwest::header::{self, HeaderMap, HeaderValue};
 use reqwest::{Method, RequestBuilder, Response, StatusCode, redirect, retry};
 use serde_json::Value;
 use tokio::net::UnixStream;
+use tokio::sync::OnceCell;
 
 use crate::settings::ClientSettings;
 pub(crate) use content::Content;
@@ -52,6 +53,8 @@ pub(crate) const OUTAGE_PAUSE: Duration = Duration::from_millis(200);
 pub(crate) struct Client {
     server: Server,
     http: reqwest::Client,
+    /// Set once the process behind the local socket is known to be this user's.
+    peer_checked: OnceCell<()>,
 }
 
 impl Client {
@@ -76,7 +79,8 @@ impl Client {
         if let Some(socket) = server.socket() {
             builder = builder.unix_socket(socket);
         }
-        Ok(Client { http: builder.build().context("failed to set up HTTP")?, server })
+        let http = builder.build().context("failed to set up HTTP")?;
+        Ok(Client { server, http, peer_checked: OnceCell::new() })
     }
 
     /// The server's URL, as users write it.
@@ -224,7 +228,7 @@ impl Client {
     }
 
     async fn send(&self, request: RequestBuilder) -> Result<Response, ClientError> {
-        self.check_peer().await?;
+        self.peer_checked.get_or_try_init(|| self.check_peer()).await?;
         request.send().await.map_err(|error| self.failed(&error))
     }
 

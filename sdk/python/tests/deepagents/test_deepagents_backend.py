@@ -169,9 +169,9 @@ def test_every_thread_has_its_own_and_finds_it_again(server: Server) -> None:
         assert len(sessions) == 2
         # A session that has ended is replaced, and the agent gets a notice.
         sessions[0].stop()
-        told = go(one, "cat /session/x")
-        assert "is a new one" in told
-        assert "files and processes are gone" in told
+        reply = go(one, "cat /session/x")
+        assert "is a new one" in reply
+        assert "files and processes are gone" in reply
         assert "is a new one" not in go(one, "true")
         backend = BelljarSandbox("test-threads", per_thread=True, url=server.url)
         assert backend.stop_thread("one")
@@ -195,10 +195,10 @@ async def test_output_comes_while_it_runs(backend: BelljarSandbox) -> None:
         backend=backend,
     )
     heard: list[tuple[float, str]] = []
-    async for told in agent.astream({"messages": [("user", "go")]}, stream_mode="custom"):
-        assert told["type"] == "belljar.output"
-        assert told["sandbox"] == backend.id
-        heard.append((time.monotonic(), told["text"]))
+    async for reply in agent.astream({"messages": [("user", "go")]}, stream_mode="custom"):
+        assert reply["type"] == "belljar.output"
+        assert reply["sandbox"] == backend.id
+        heard.append((time.monotonic(), reply["text"]))
     assert "".join(text for _, text in heard) == "line 1\nline 2\nline 3\n", "and nothing of `ls`"
     assert heard[-1][0] - heard[0][0] > 0.4
 
@@ -207,18 +207,18 @@ def test_a_session_that_ends_is_not_replaced_in_silence(server: Server, client: 
     with BelljarSandbox(url=server.url) as backend:
         backend.execute("echo mine > x")
         backend.session().stop()
-        told = backend.execute("cat x")
-        assert told.exit_code == 1
-        assert "is a new one" in told.output
-        assert "was not run" in told.output
+        reply = backend.execute("cat x")
+        assert reply.exit_code == 1
+        assert "is a new one" in reply.output
+        assert "was not run" in reply.output
         assert backend.execute("echo on").output == "on\n"
         backend.session().stop()
         with pytest.raises(SessionEnded):
             backend.download_files(["/session/x"])
-        told = backend.execute("echo again")
-        assert "is a new one" in told.output
-        assert told.output.endswith("\nagain\n")
-        assert told.exit_code == 0
+        reply = backend.execute("echo again")
+        assert "is a new one" in reply.output
+        assert reply.output.endswith("\nagain\n")
+        assert reply.exit_code == 0
         # The agent does not see the output of `ls`, so the next command has the notice.
         backend.session().stop()
         backend.ls("/session")

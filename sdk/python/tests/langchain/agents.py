@@ -24,7 +24,7 @@ class ScriptedModel(FakeMessagesListChatModel):
         result = super()._generate(messages, *args, **kwargs)
         said = result.generations[0].message
         if "{link}" in str(said.content):
-            links = [link for told in messages if isinstance(told, ToolMessage) for link in _links(told)]
+            links = [link for reply in messages if isinstance(reply, ToolMessage) for link in _links(reply)]
             result.generations[0].message = AIMessage(str(said.content).replace("{link}", links[-1]))
         return result
 

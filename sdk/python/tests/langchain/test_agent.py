@@ -170,11 +170,11 @@ def test_a_dead_session_is_not_replaced_in_silence(manager: SessionManager) -> N
     runner = agent([make_code_sandbox_tool(manager)], code("x = 41"), "one", code("x + 1"), code("1"), "two")
     runner.invoke(ASK, thread("mortal"))
     assert manager.stop("mortal")
-    *_, told, after = tool_messages(runner.invoke(ASK, thread("mortal")))
-    assert "all variables, imports and files from before are gone" in told.text
-    assert "it was stopped" in told.text
-    assert "NameError" in told.text
-    assert "gone" in told.artifact["notice"]
+    *_, reply, after = tool_messages(runner.invoke(ASK, thread("mortal")))
+    assert "all variables, imports and files from before are gone" in reply.text
+    assert "it was stopped" in reply.text
+    assert "NameError" in reply.text
+    assert "gone" in reply.artifact["notice"]
     assert after.text == "[result]\n1", "it is said once"
 
 
@@ -185,9 +185,9 @@ def test_a_session_that_is_started_again(server: Server) -> None:
     manager.stop("disk")
     # `start` does not return the notice, so the next call has it.
     manager.start("disk")
-    told = invoke(tool, code="print(open('kept.txt').read())")
-    assert "all variables and imports are gone; the files in /session are still there" in told.text
-    assert told.text.endswith("here")
+    reply = invoke(tool, code="print(open('kept.txt').read())")
+    assert "all variables and imports are gone; the files in /session are still there" in reply.text
+    assert reply.text.endswith("here")
 
 
 def test_a_session_that_ends_under_the_code(manager: SessionManager) -> None:

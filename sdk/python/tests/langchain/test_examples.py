@@ -125,9 +125,9 @@ def test_examples_come_with_the_package(home: Path, reader: User) -> None:
     (copies / "simple_sandbox.py").write_text("print('changed')")
     assert "kept mine/simple_sandbox.py" in reader.python(*module, "--copy", "mine")
     assert reader.python("mine/simple_sandbox.py") == "changed\n"
-    told = reader.run(sys.executable, *module, "nonsense")
-    assert told.returncode == 2
-    assert "Traceback" not in told.stderr
+    reply = reader.run(sys.executable, *module, "nonsense")
+    assert reply.returncode == 2
+    assert "Traceback" not in reply.stderr
 
 
 def test_code_written_for_langgraph_sandbox(home: Path) -> None:

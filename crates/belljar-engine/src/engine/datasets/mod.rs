@@ -34,17 +34,17 @@ impl Engine {
         sha256: Digest,
     ) -> Result<Option<DatasetInfo>, EngineError> {
         let session = self.session_with_datasets(who, id).await?;
-        let Some(content) = self.shared.datasets.find(&session.tenant, &sha256) else {
+        let Some(content) = self.state.datasets.find(&session.tenant, &sha256) else {
             return Ok(None);
         };
-        let shared = Arc::clone(&self.shared);
+        let state = Arc::clone(&self.state);
         let staging = async move {
-            match shared.stage(&session, &name, None, content).await {
+            match state.stage(&session, &name, None, content).await {
                 Ok(info) => Ok(Some(DatasetInfo { cached: Some(true), ..info })),
                 // The cached content was damaged.
                 Err(error) if is_damage(&error) => Ok(None),
                 Err(error) => {
-                    shared.dataset_failed(&session, &name, None, &error).await;
+                    state.dataset_failed(&session, &name, None, &error).await;
                     Err(error)
                 }
             }
@@ -62,24 +62,24 @@ impl Engine {
         begun: oneshot::Sender<DatasetInfo>,
     ) -> Result<DatasetInfo, EngineError> {
         let session = self.session_with_datasets(who, id).await?;
-        if !refresh && let Some(loaded) = self.shared.still_loaded(&session, source).await? {
+        if !refresh && let Some(loaded) = self.state.still_loaded(&session, source).await? {
             return Ok(DatasetInfo { cached: Some(true), ..loaded });
         }
         let name: DatasetName =
             source.parse().map_err(|error| EngineError::Invalid(format!("{error}")))?;
-        if !self.shared.config.dataset_sources.knows(source) {
+        if !self.state.config.dataset_sources.knows(source) {
             let none = SourceError::NoSource { id: source.to_owned() };
             return Err(EngineError::Source(none));
         }
-        self.shared.dataset_pending(&session, &name, Some(source)).await?;
+        self.state.dataset_pending(&session, &name, Some(source)).await?;
         let pending = row(&session, &name, Some(source), DatasetStatus::Pending);
         // Most callers wait only for the end, so the receiver may be gone.
         let _ = begun.send(info_of_row(pending));
-        let fetched = self.shared.fetch(&session, &name, source, refresh).await;
+        let fetched = self.state.fetch(&session, &name, source, refresh).await;
         let outcome = match &fetched {
             Ok(_) => "loaded".to_owned(),
             Err(error) => {
-                self.shared.dataset_failed(&session, &name, Some(source), error).await;
+                self.state.dataset_failed(&session, &name, Some(source), error).await;
                 in_full(error)
             }
         };
@@ -99,7 +99,7 @@ impl Engine {
             Datasets::None => DatasetListing::default(),
             Datasets::LocalRo => list(&*session.sandbox()?, paths::DATA, &[]).await?,
             Datasets::Api => {
-                let rows = self.shared.store.datasets(&session.id).await?;
+                let rows = self.state.store.datasets(&session.id).await?;
                 list(&*session.sandbox()?, paths::SESSION_DATA, &rows).await?
             }
         };
@@ -116,11 +116,8 @@ impl Engine {
         let session = self.settled_session(who, id).await?;
         let sandbox = session.sandbox()?;
         let names = names.map(|names| names.iter().map(ToString::to_string).collect());
-        let exports = self
-            .shared
-            .artifact_store
-            .export(&sandbox, &session.tenant, &session.id, names)
-            .await?;
+        let exports =
+            self.state.artifact_store.export(&sandbox, &session.tenant, &session.id, names).await?;
         let outcome = format!("{} exported", exports.exports.len());
         self.note_dataset(who, id, "dataset.export", &outcome, "");
         Ok(exports)

@@ -45,8 +45,8 @@ impl EngineState {
         tenant: &str,
         arrived: Arriving,
     ) -> Result<(Content, bool), EngineError> {
-        let (shared, tenant) = (Arc::clone(self), tenant.to_owned());
-        let keeping = tokio::task::spawn_blocking(move || shared.datasets.keep(&tenant, arrived));
+        let (state, tenant) = (Arc::clone(self), tenant.to_owned());
+        let keeping = tokio::task::spawn_blocking(move || state.datasets.keep(&tenant, arrived));
         let kept = keeping.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
         kept.map_err(EngineError::KeepDataset)
     }

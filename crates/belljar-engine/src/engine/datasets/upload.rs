@@ -19,7 +19,7 @@ use crate::uploads::UploadPermit;
 /// of it is visible in the session.
 #[derive(Debug)]
 pub struct Upload {
-    shared: Arc<EngineState>,
+    state: Arc<EngineState>,
     session: Arc<Session>,
     name: DatasetName,
     /// The hash that the client declared.
@@ -32,10 +32,10 @@ pub struct Upload {
 
 /// Starts to write content to the cache, and to hash it.
 pub(super) fn begin_arrival(
-    shared: &Arc<EngineState>,
+    state: &Arc<EngineState>,
 ) -> Result<BlockingWriter<Arriving>, EngineError> {
-    let arriving = shared.datasets.begin().map_err(EngineError::KeepDataset)?;
-    let limit = shared.config.dataset_bytes;
+    let arriving = state.datasets.begin().map_err(EngineError::KeepDataset)?;
+    let limit = state.config.dataset_bytes;
     Ok(BlockingWriter::begin(arriving, move |arriving, chunk| {
         if arriving.size() + chunk.len() as u64 > limit {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, too_large(limit)));
@@ -59,16 +59,16 @@ impl Engine {
         promised: Option<Digest>,
     ) -> Result<Upload, EngineError> {
         let session = self.session_with_datasets(who, id).await?;
-        let limit = self.shared.config.dataset_bytes;
+        let limit = self.state.config.dataset_bytes;
         if declared.is_some_and(|size| size > limit) {
             return Err(EngineError::TooLarge(too_large(limit)));
         }
-        let _permit = self.shared.uploads.permit(&who.tenant, id).await?;
-        let arriving = Some(begin_arrival(&self.shared)?);
-        let shared = Arc::clone(&self.shared);
+        let _permit = self.state.uploads.permit(&who.tenant, id).await?;
+        let arriving = Some(begin_arrival(&self.state)?);
+        let state = Arc::clone(&self.state);
         // From here on, dropping the upload stores a failure.
-        let upload = Upload { shared, session, name, promised, received: 0, arriving, _permit };
-        self.shared.dataset_pending(&upload.session, &upload.name, None).await?;
+        let upload = Upload { state, session, name, promised, received: 0, arriving, _permit };
+        self.state.dataset_pending(&upload.session, &upload.name, None).await?;
         self.note_dataset(who, id, "dataset.upload", "begun", upload.name.as_str());
         Ok(upload)
     }
@@ -79,7 +79,7 @@ impl Upload {
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), EngineError> {
         // The size is checked here too, because an error of the writer is seen only with the next bytes.
         self.received += bytes.len() as u64;
-        let limit = self.shared.config.dataset_bytes;
+        let limit = self.state.config.dataset_bytes;
         if self.received > limit {
             return Err(self.fail(EngineError::TooLarge(too_large(limit))).await);
         }
@@ -113,8 +113,8 @@ impl Upload {
             if let Some(promised) = self.promised.filter(|promised| *promised != found) {
                 return Err(EngineError::OtherContent { promised, found });
             }
-            let (content, cached) = self.shared.keep_dataset(&self.session.tenant, arrived).await?;
-            let info = self.shared.stage(&self.session, &self.name, None, content).await?;
+            let (content, cached) = self.state.keep_dataset(&self.session.tenant, arrived).await?;
+            let info = self.state.stage(&self.session, &self.name, None, content).await?;
             Ok(DatasetInfo { cached: Some(cached), ..info })
         };
         match staged.await {
@@ -125,7 +125,7 @@ impl Upload {
 
     async fn fail(&mut self, error: EngineError) -> EngineError {
         self.arriving = None;
-        self.shared.dataset_failed(&self.session, &self.name, None, &error).await;
+        self.state.dataset_failed(&self.session, &self.name, None, &error).await;
         error
     }
 }
@@ -135,11 +135,11 @@ impl Drop for Upload {
         if self.arriving.take().is_none() {
             return;
         }
-        let (shared, session) = (Arc::clone(&self.shared), Arc::clone(&self.session));
+        let (state, session) = (Arc::clone(&self.state), Arc::clone(&self.session));
         let name = self.name.clone();
         tokio::spawn(async move {
             let error = EngineError::UploadInterrupted;
-            shared.dataset_failed(&session, &name, None, &error).await;
+            state.dataset_failed(&session, &name, None, &error).await;
         });
     }
 }

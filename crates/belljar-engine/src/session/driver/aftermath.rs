@@ -222,11 +222,12 @@ impl Driver {
         outcome: CheckpointOutcome,
         answer: oneshot::Sender<CheckpointOutcome>,
     ) {
-        // Set before the answer is sent, so that a client that sees the end of the execution also sees the session at
-        // it.
+        // Published before the answer is sent, so that a client that sees the end of the execution also sees the session
+        // at it, and ready.
         if !exec.request.background {
             self.is_at(&exec.id);
         }
+        self.release_kernel(exec);
         let _ = answer.send(outcome);
     }
 

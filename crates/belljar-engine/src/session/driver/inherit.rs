@@ -53,7 +53,7 @@ impl Driver {
                 self.lanes.entry(language).or_default().hold(&exec.id);
             }
             Some(_) => {}
-            None => self.beside += 1,
+            None => drop(self.beside.insert(exec.id.clone())),
         }
         if !running {
             // If the earlier server was killed before it stored the result, it may have returned the result to the

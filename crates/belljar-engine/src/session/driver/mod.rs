@@ -110,8 +110,8 @@ struct Driver {
     /// Capacity reserved while the session is hibernated.
     sleeping: Option<Reservation>,
     lanes: HashMap<Language, Lane>,
-    /// How many commands are running; they do not wait for each other.
-    beside: usize,
+    /// The commands that are running; they do not wait for each other.
+    beside: HashSet<String>,
     performing: JoinSet<(Arc<Exec>, Performed)>,
     aftermath: AftermathQueue,
     settling: JoinSet<Settled>,
@@ -206,7 +206,7 @@ impl Driver {
             reservation,
             sleeping: None,
             lanes: HashMap::new(),
-            beside: 0,
+            beside: HashSet::new(),
             performing: JoinSet::new(),
             aftermath: AftermathQueue::new(),
             settling: JoinSet::new(),
@@ -322,7 +322,7 @@ impl Driver {
     fn publish(&self) {
         let queued = self.lanes.values().map(Lane::waiting).sum();
         let busy = self.lanes.values().filter(|lane| lane.is_held()).count();
-        let running = busy + self.beside;
+        let running = busy + self.beside.len();
         match (self.phase(), running > 0) {
             (Phase::Ready, true) => self.apply(Happening::WorkBegan),
             (Phase::Busy, false) => self.apply(Happening::WorkEnded),

@@ -54,7 +54,7 @@ impl Driver {
             return Err(no_interpreter(sandbox, language));
         }
         let waiting = lane.and_then(|lane| self.lanes.get(&lane)).map_or(0, Lane::waiting);
-        if waiting >= MAX_QUEUED || (lane.is_none() && self.beside >= MAX_QUEUED) {
+        if waiting >= MAX_QUEUED || (lane.is_none() && self.beside.len() >= MAX_QUEUED) {
             return Err(EngineError::QueueFull(MAX_QUEUED));
         }
         Ok(())
@@ -65,7 +65,7 @@ impl Driver {
         let (go, turn) = oneshot::channel();
         match exec.request.lane() {
             None => {
-                self.beside += 1;
+                self.beside.insert(exec.id.clone());
                 let _ = go.send(());
             }
             Some(language) => {
@@ -99,27 +99,31 @@ impl Driver {
         performed: Performed,
     ) -> bool {
         self.aftermath.forget(&exec.id);
-        self.leave_lane(&exec);
-        if matches!(performed, Performed::SandboxLost) && exec.transcript.outcome().is_none() {
+        if matches!(performed, Performed::Never) {
+            self.live.send_modify(|live| drop(live.remove(&exec.id)));
+            // If no later execution has a number, the next one gets this number.
+            if exec.number + 1 == self.next_number {
+                self.next_number = exec.number;
+            }
+        }
+        self.release_kernel(&exec);
+        let is_lost = matches!(performed, Performed::SandboxLost);
+        if is_lost && exec.transcript.outcome().is_none() {
             // Its end is stored when the cause is known.
             return true;
         }
         match performed {
-            Performed::Never => {
-                self.live.send_modify(|live| drop(live.remove(&exec.id)));
-                // If no later execution has a number, the next one gets this number.
-                if exec.number + 1 == self.next_number {
-                    self.next_number = exec.number;
-                }
+            Performed::Never => {}
+            Performed::NotStarted(outcome) => {
+                exec.finish(outcome);
+                self.settle(Some(sandbox), exec);
             }
             _ => self.settle(Some(sandbox), exec),
         }
-        self.touch(self.session.spec.ttl_s);
         if self.session.record.is_some() && !self.works() {
             self.variables_at = Some(Instant::now() + VARIABLES_DELAY);
         }
-        self.publish();
-        matches!(performed, Performed::SandboxLost)
+        is_lost
     }
 
     /// Interrupts one execution, or all. Waiting executions are removed from the queue.
@@ -150,9 +154,10 @@ impl Driver {
     fn interrupt_one(&mut self, sandbox: &SandboxLease, exec: &Exec) {
         let lane = exec.request.lane().and_then(|lane| self.lanes.get_mut(&lane));
         if let Some(turn) = lane.and_then(|lane| lane.take_back(&exec.id)) {
-            exec.end(Status::Interrupted, "it was interrupted before it began");
             // Its performer returns when its turn is dropped.
             drop(turn);
+            self.publish();
+            exec.end(Status::Interrupted, "it was interrupted before it began");
             return;
         }
         let (sandbox, id) = (sandbox.clone(), exec.id.clone());
@@ -163,13 +168,18 @@ impl Driver {
         });
     }
 
-    fn leave_lane(&mut self, exec: &Exec) {
-        let Some(language) = exec.request.lane() else {
-            self.beside -= 1;
-            return;
-        };
-        if let Some(lane) = self.lanes.get_mut(&language) {
-            lane.leave(&exec.id);
+    /// An execution no longer needs its kernel, so the next one in the queue starts. This comes before the end of its
+    /// transcript: a client that sees the end of the only execution also sees a session that is ready.
+    pub(super) fn release_kernel(&mut self, exec: &Exec) {
+        match exec.request.lane() {
+            None => drop(self.beside.remove(&exec.id)),
+            Some(language) => {
+                if let Some(lane) = self.lanes.get_mut(&language) {
+                    lane.leave(&exec.id);
+                }
+            }
         }
+        self.touch(self.session.spec.ttl_s);
+        self.publish();
     }
 }

@@ -29,15 +29,15 @@ pub(super) async fn url(client: &Client, args: &ArtifactsUrlArgs) -> Result<Exit
     let method = if args.head { "HEAD" } else { "GET" };
     let (path, ask) = (format!("{}/url", path_of(&args.id)), json!({ "method": method }));
     let mut link = client.post(&path, &ask).await.map_err(explain)?;
-    let told = link["url"].as_str().context("the server's link cannot be read")?;
-    let (told, complete) = (told.to_owned(), client.complete(told));
+    let url = link["url"].as_str().context("the server's link cannot be read")?;
+    let (url, complete) = (url.to_owned(), client.complete(url));
     if args.json {
         if let Some(complete) = complete {
             link["url"] = complete.into();
         }
         return print_json(&link).map(|()| ExitCode::SUCCESS);
     }
-    output::print(&format!("{}\n", complete.as_ref().unwrap_or(&told)))?;
+    output::print(&format!("{}\n", complete.as_ref().unwrap_or(&url)))?;
     let expires = link["expires"].as_str().unwrap_or_default();
     if let Some(ms) = clock::parse_rfc3339(expires) {
         let only = if args.head { ", and for HEAD only" } else { "" };

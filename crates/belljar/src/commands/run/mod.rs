@@ -52,7 +52,7 @@ struct Plan {
 
 /// A result as JSON.
 #[derive(Debug, Serialize)]
-struct Told<'a> {
+struct PrintedRun<'a> {
     #[serde(flatten)]
     result: &'a ExecResult,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -254,8 +254,9 @@ async fn execute_code(
     drop(input);
     let mut lost = !result.artifacts.artifacts_refused.is_empty();
     if json {
-        let told = Told { result: &result, left_behind: Some(&left).filter(|it| !it.is_empty()) };
-        output::print(&(serde_json::to_string_pretty(&told)? + "\n"))?;
+        let reply =
+            PrintedRun { result: &result, left_behind: Some(&left).filter(|it| !it.is_empty()) };
+        output::print(&(serde_json::to_string_pretty(&reply)? + "\n"))?;
     } else {
         report(&result);
         lost |= save_images(&result, &directory);

@@ -37,10 +37,10 @@ pub(super) async fn network(client: &Client, args: &SessionNetworkArgs) -> Resul
     if args.json {
         return print_json(&found).map(|()| ExitCode::SUCCESS);
     }
-    let told = Network::deserialize(&found)
+    let network = Network::deserialize(&found)
         .context("the server's description of the network cannot be read")?;
     let now = clock::now_ms();
-    let shown = told.visits.iter().filter(|visit| !args.refused || visit.outcome != "reached");
+    let shown = network.visits.iter().filter(|visit| !args.refused || visit.outcome != "reached");
     let rows: Vec<Vec<String>> = shown.map(|visit| visit.cells(now)).collect();
     if !rows.is_empty() {
         let header = ["when", "outcome", "method", "host", "sent", "received", "why"];
@@ -48,10 +48,10 @@ pub(super) async fn network(client: &Client, args: &SessionNetworkArgs) -> Resul
     }
     output::say(&format!(
         "policy: {}; {} reached, {} refused, {} failed",
-        shown_network(&told.policy),
-        told.reached,
-        told.refused,
-        told.failed
+        shown_network(&network.policy),
+        network.reached,
+        network.refused,
+        network.failed
     ));
     Ok(ExitCode::SUCCESS)
 }

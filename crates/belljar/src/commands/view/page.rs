@@ -168,7 +168,7 @@ impl Page {
             page += &table::render(&["NAME", "TYPE", "SHAPE", "SIZE", "WHERE", "VALUE"], &rows);
         }
         if let Some(more) = state["truncated"].as_u64().filter(|more| *more > 0) {
-            let _ = writeln!(page, "({more} more are not told)");
+            let _ = writeln!(page, "({more} more are not shown)");
         }
         let module = |import: &Value| {
             let (name, module) = (text(&import["name"]), text(&import["module"]));
