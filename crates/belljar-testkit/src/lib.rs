@@ -15,6 +15,7 @@ pub mod scratch_host;
 pub mod server;
 pub mod session;
 pub mod skip;
+mod start;
 pub mod terminal;
 pub mod values;
 pub mod wait;
