@@ -172,3 +172,188 @@ impl<'a> Image<'a> {
         next.unwrap_or(self.bytes.len()) - at
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::block::Block;
+    use crate::maps;
+    use crate::raw::{self, PAGE};
+
+    type Clock = unsafe extern "C" fn(u64, *mut [u64; 2]) -> i64;
+    type Cpu = unsafe extern "C" fn(*mut u32, *mut u32, u64) -> i64;
+    type Random = unsafe extern "C" fn(*mut u8, u64, u64, u64, u64) -> i64;
+
+    const MONOTONIC: u64 = 1;
+
+    /// A vDSO with these functions, each of which is one invalid instruction.
+    fn made(functions: &[(&str, usize)], len: usize, bias: u64) -> Vec<u8> {
+        let mut image = vec![0; len];
+        let (mut symbols, mut strings) = (vec![0; 24], vec![0]);
+        for (name, at) in functions {
+            symbols.extend((strings.len() as u32).to_le_bytes());
+            symbols.extend([0x12, 0, 1, 0]);
+            symbols.extend((*at as u64 + bias).to_le_bytes());
+            symbols.extend(8u64.to_le_bytes());
+            strings.extend(name.bytes().chain([0]));
+            image[*at..at + 2].copy_from_slice(&[0x0f, 0x0b]);
+        }
+        let (dynamic, at) = (0x100, 0x180);
+        let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let table = [6, at + bias, 5, at + symbols.len() as u64 + bias, 10, strings.len() as u64];
+        let mut put =
+            |at: usize, bytes: Vec<u8>| image[at..at + bytes.len()].copy_from_slice(&bytes);
+        put(0, elf::MAGIC.to_vec());
+        put(32, words(&[64]));
+        put(54, vec![56, 0, 2, 0]);
+        put(64, words(&[elf::LOAD | 5 << 32, 0, bias, 0, len as u64, len as u64, PAGE]));
+        put(120, words(&[elf::DYNAMIC | 4 << 32, dynamic, dynamic + bias, 0, 64, 64, 8]));
+        put(dynamic as usize, words(&table));
+        let end = at as usize + symbols.len();
+        put(at as usize, symbols);
+        put(end, strings);
+        image
+    }
+
+    /// The vDSO of this process, and its address.
+    fn ours() -> (&'static [u8], u64) {
+        let mut block = Block::take(None, 16 << 20).expect("memory");
+        let table = maps::read(&mut block).expect("a table");
+        let found = maps::mappings(table).find(|it| it.name == b"[vdso]").expect("a vDSO");
+        let len = (found.end - found.start) as usize;
+        // SAFETY: it stays mapped.
+        (unsafe { core::slice::from_raw_parts(found.start as *const u8, len) }, found.start)
+    }
+
+    /// Makes an image executable.
+    fn mapped(image: &[u8]) -> u64 {
+        let mut block = Block::take(None, image.len() as u64).expect("memory");
+        let at = block.pages(image.len() as u64).expect("all of it");
+        // SAFETY: the block is ours, and as long as the image.
+        unsafe { core::ptr::copy_nonoverlapping(image.as_ptr(), at as *mut u8, image.len()) };
+        let prot = raw::PROT_READ | raw::PROT_EXEC;
+        // SAFETY: it is not written any more.
+        unsafe { raw::syscall(raw::MPROTECT, [at, block.len, prot, 0, 0, 0]) }.expect("rights");
+        at
+    }
+
+    fn nanoseconds(clock: Clock) -> u64 {
+        let mut time = [0; 2];
+        // SAFETY: it writes two words.
+        assert_eq!(unsafe { clock(MONOTONIC, &raw mut time) }, 0);
+        time[0] * 1_000_000_000 + time[1]
+    }
+
+    fn now() -> u64 {
+        let mut time = [0u64; 2];
+        let call = [MONOTONIC, &raw mut time as u64, 0, 0, 0, 0];
+        // SAFETY: it writes two words.
+        unsafe { raw::syscall(228, call) }.expect("a time");
+        time[0] * 1_000_000_000 + time[1]
+    }
+
+    fn check_functions(at: u64, places: [u64; 3]) {
+        let [clock, cpu, random] = places.map(|place| at + place);
+        // SAFETY: the code is there, and has this signature.
+        let clock: Clock = unsafe { core::mem::transmute(clock) };
+        // SAFETY: the same.
+        let cpu: Cpu = unsafe { core::mem::transmute(cpu) };
+        // SAFETY: the same.
+        let random: Random = unsafe { core::mem::transmute(random) };
+        let early = now();
+        let time = nanoseconds(clock);
+        assert!(early <= time && time <= now(), "{early} {time}");
+        let (mut number, mut node) = (u32::MAX, u32::MAX);
+        // SAFETY: it writes two numbers.
+        assert_eq!(unsafe { cpu(&raw mut number, &raw mut node, 0) }, 0);
+        assert!(number < 1 << 20 && node < 1 << 20, "{number} {node}");
+        let mut bytes = [0; 32];
+        // SAFETY: it writes 32 bytes.
+        assert_eq!(unsafe { random(bytes.as_mut_ptr(), 32, 0, 0, 0) }, 32);
+        assert_ne!(bytes, [0; 32]);
+        // SAFETY: it writes nothing.
+        let sized = unsafe { random(core::ptr::null_mut(), 0, 0, bytes.as_ptr() as u64, u64::MAX) };
+        assert_eq!(sized, -38, "it has no memory of its own");
+    }
+
+    #[test]
+    fn functions_at_other_places_jump_to_those_of_this_machine() {
+        let (new, base) = ours();
+        for bias in [0, 0xffff_ffff_ff70_0000] {
+            let functions = [
+                ("__vdso_getrandom", 0xf00),
+                ("clock_gettime", 0x600),
+                ("__vdso_clock_gettime", 0x600),
+                ("__vdso_getcpu", 0x610),
+            ];
+            let mut old = made(&functions, 4096, bias);
+            assert!(!is_redirected(&old) && has_getrandom(&old));
+            redirect(&mut old, new, base).expect("it is redirected");
+            assert!(is_redirected(&old));
+            assert_eq!(old[0x600..0x602], [0xff, 0x25], "a jump");
+            check_functions(mapped(&old), [0x600, 0x610, 0xf00]);
+            // A second time, to another one.
+            redirect(&mut old, new, base).expect("it is redirected again");
+            check_functions(mapped(&old), [0x600, 0x610, 0xf00]);
+        }
+    }
+
+    #[test]
+    fn functions_that_are_not_there_make_system_calls() {
+        let functions =
+            [("clock_gettime", 0x600), ("getcpu", 0x620), ("getrandom", 0x640), ("other", 0x660)];
+        let mut old = made(&functions, 4096, 0);
+        let new = made(&[("something", 0x700)], 4096, 0);
+        redirect(&mut old, &new, 0x1234_0000).expect("it is redirected");
+        assert_eq!(old[0x660..0x662], [0x0f, 0x0b], "code that needs nothing of the kernel stays");
+        check_functions(mapped(&old), [0x600, 0x620, 0x640]);
+    }
+
+    /// The vDSO of this machine, redirected to itself.
+    #[test]
+    fn a_copy_of_our_own_works_without_its_data() {
+        let (new, base) = ours();
+        let mut copy = new.to_vec();
+        redirect(&mut copy, new, base).expect("it is redirected");
+        let image = Image::parse(&copy).expect("a vDSO");
+        let places = [&b"clock_gettime"[..], b"getcpu"]
+            .map(|name| image.find(name).expect("a function") as u64);
+        let random = image.find(GETRANDOM).map(|at| at as u64);
+        let at = mapped(&copy);
+        if let Some(random) = random {
+            check_functions(at, [places[0], places[1], random]);
+        }
+    }
+
+    #[test]
+    fn functions_without_room_are_refused() {
+        let new = made(&[("time", 0x700), ("getcpu", 0x800)], 4096, 0);
+        let mut tight = made(&[("time", 0x600), ("getcpu", 0x608)], 4096, 0);
+        assert_eq!(redirect(&mut tight, &new, 0), Err(ESTALE));
+        let mut last = made(&[("time", 4096 - 8)], 4096, 0);
+        assert_eq!(redirect(&mut last, &new, 0), Err(ESTALE));
+        let mut none = made(&[], 4096, 0);
+        assert_eq!(redirect(&mut none, &new, 0), Err(ESTALE), "no function");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_refused_or_redirected(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..40),
+            cut in 0..4096usize,
+        ) {
+            let new = made(&[("time", 0x700), ("getcpu", 0x800)], 4096, 0);
+            let mut old = made(&[("time", 0x600), ("getcpu", 0x640)], 4096, 0);
+            for (at, byte) in changes {
+                // Most of the image is empty.
+                let at = at.index(0x240);
+                old[at] = byte;
+            }
+            let _ = redirect(&mut old.clone(), &new, 0);
+            let _ = redirect(&mut old[..cut], &new, 0);
+            let _ = redirect(&mut made(&[("time", 0x600)], 4096, 0), &old, 0);
+        }
+    }
+}
