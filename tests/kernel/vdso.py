@@ -1,7 +1,7 @@
 """Runs in a kernel: gives it the vDSO of another machine, and checks its clocks.
 
-`become_other` writes another vDSO over the one of Linux: its functions are elsewhere, in another order, and make system calls.
-All addresses of functions that libraries remember are changed accordingly.
+`become_other` writes another vDSO over the one of Linux: its functions are elsewhere, in another order, and make system
+calls. All addresses of functions that libraries remember are changed accordingly.
 """
 
 import concurrent.futures
@@ -22,7 +22,9 @@ CLOCKS = {name: getattr(time, name) for name in dir(time) if name.startswith("CL
 
 
 def mappings():
-    for line in open("/proc/self/maps").read().splitlines():
+    with open("/proc/self/maps") as file:
+        table = file.read()
+    for line in table.splitlines():
         place, rights, _, _, _, *name = line.split(None, 5)
         start, end = (int(word, 16) for word in place.split("-"))
         yield start, end, rights, name[0] if name else ""
@@ -61,7 +63,12 @@ def other_vdso(size):
     strings_at = symbols_at + len(symbols)
     pairs = [(6, symbols_at), (5, strings_at), (10, len(strings)), (0, 0)]
     parts = [
-        (0, b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 64, 0, 0)),
+        (
+            0,
+            b"\x7fELF\x02\x01\x01"
+            + bytes(9)
+            + struct.pack("HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 64, 0, 0),
+        ),
         (64, struct.pack("IIQQQQQQ", 1, 5, 0, 0, 0, size, size, 4096)),
         (120, struct.pack("IIQQQQQQ", 2, 4, dynamic_at, dynamic_at, dynamic_at, 64, 64, 8)),
         (dynamic_at, b"".join(struct.pack("QQ", *pair) for pair in pairs)),
@@ -86,7 +93,9 @@ def become_other():
         if not (name.startswith("/") and rights[0] == "r" and rights[2] == "-"):
             continue
         content = ctypes.string_at(low, high - low)
-        places = [(at, after[f]) for f in after if f in before for at in everywhere(content, struct.pack("Q", before[f]))]
+        places = [
+            (at, after[f]) for f in after if f in before for at in everywhere(content, struct.pack("Q", before[f]))
+        ]
         if places:
             assert libc.mprotect(low, high - low, 3) == 0
             for at, value in places:
@@ -107,7 +116,9 @@ def everywhere(content, word):
 def copies():
     """How many redirected vDSOs there are."""
     marked = b"\x7fELF\x02\x01\x01\0\0BELLJAR"
-    return sum(ctypes.string_at(start, 16) == marked for start, _, rights, name in mappings() if rights == "r-xp" and not name)
+    return sum(
+        ctypes.string_at(start, 16) == marked for start, _, rights, name in mappings() if rights == "r-xp" and not name
+    )
 
 
 def asked(number, *arguments):
@@ -195,4 +206,7 @@ def seal():
     """Forbids to move what Linux provides."""
     for start, end, _, name in list(mappings()):
         if name.startswith("[v") and name != "[vsyscall]":
-            assert libc.syscall(ctypes.c_long(462), ctypes.c_long(start), ctypes.c_long(end - start), ctypes.c_long(0)) == 0
+            assert (
+                libc.syscall(ctypes.c_long(462), ctypes.c_long(start), ctypes.c_long(end - start), ctypes.c_long(0))
+                == 0
+            )

@@ -14,17 +14,22 @@ impl Features {
     /// What this machine's processor has, and what the system allows programs to use.
     #[must_use]
     pub fn of_this_machine() -> Features {
-        let last = |leaf: u32| cpuid(leaf & 0x8000_0000, 0).eax;
-        let state = enabled_state();
+        // Each costs microseconds in a virtual machine.
+        let [last, last_amd] = [0, 0x8000_0000].map(|leaf| cpuid(leaf, 0).eax);
+        let words = LEAVES.map(|(leaf, subleaf)| match leaf {
+            0x8000_0000.. if leaf > last_amd => NOTHING,
+            ..0x8000_0000 if leaf > last => NOTHING,
+            _ => cpuid(leaf, subleaf),
+        });
+        let state = enabled_state(&words[BASIC]);
         let mut found = Features::default();
         for (number, (_, place, needed)) in KNOWN.iter().enumerate() {
-            let Place(leaf, subleaf, register, bit) = *place;
-            let word = match (leaf <= last(leaf), register) {
-                (false, _) => 0,
-                (true, Register::A) => cpuid(leaf, subleaf).eax,
-                (true, Register::B) => cpuid(leaf, subleaf).ebx,
-                (true, Register::C) => cpuid(leaf, subleaf).ecx,
-                (true, Register::D) => cpuid(leaf, subleaf).edx,
+            let Place(leaf, register, bit) = *place;
+            let word = match register {
+                Register::A => words[leaf].eax,
+                Register::B => words[leaf].ebx,
+                Register::C => words[leaf].ecx,
+                Register::D => words[leaf].edx,
             };
             if word >> bit & 1 != 0 && state & needed == *needed {
                 found.0[number / 64] |= 1 << (number % 64);
@@ -63,9 +68,9 @@ fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
 }
 
 /// The registers that the system saves for programs (XCR0).
-fn enabled_state() -> u64 {
+fn enabled_state(basic: &CpuidResult) -> u64 {
     const OSXSAVE: u32 = 1 << 27;
-    if cpuid(1, 0).ecx & OSXSAVE == 0 {
+    if basic.ecx & OSXSAVE == 0 {
         return 0;
     }
     let (low, high): (u32, u32);
@@ -84,9 +89,21 @@ enum Register {
     D,
 }
 
-/// Leaf, subleaf, register and bit of CPUID.
+/// Leaf, register and bit of CPUID.
 #[derive(Debug, Clone, Copy)]
-struct Place(u32, u32, Register, u32);
+struct Place(usize, Register, u32);
+
+/// Leaves and subleaves, and their positions.
+const LEAVES: [(u32, u32); 6] =
+    [(1, 0), (7, 0), (7, 1), (13, 1), (0x8000_0001, 0), (0x8000_0008, 0)];
+const BASIC: usize = 0;
+const EXTENDED: usize = 1;
+const EXTENDED_MORE: usize = 2;
+const STATE: usize = 3;
+const AMD: usize = 4;
+const AMD_MORE: usize = 5;
+
+const NOTHING: CpuidResult = CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
 
 const NONE: u64 = 0;
 const AVX: u64 = 0b110;
@@ -100,78 +117,78 @@ use Register::{A, B, C, D};
 /// Instructions that other processors ignore, and hints about their speed, are not in the list; nor is what every processor of
 /// this architecture has.
 const KNOWN: &[(&str, Place, u64)] = &[
-    ("pni", Place(1, 0, C, 0), NONE),
-    ("pclmulqdq", Place(1, 0, C, 1), NONE),
-    ("ssse3", Place(1, 0, C, 9), NONE),
-    ("fma", Place(1, 0, C, 12), AVX),
-    ("cx16", Place(1, 0, C, 13), NONE),
-    ("sse4_1", Place(1, 0, C, 19), NONE),
-    ("sse4_2", Place(1, 0, C, 20), NONE),
-    ("movbe", Place(1, 0, C, 22), NONE),
-    ("popcnt", Place(1, 0, C, 23), NONE),
-    ("aes", Place(1, 0, C, 25), NONE),
-    ("xsave", Place(1, 0, C, 26), NONE),
-    ("avx", Place(1, 0, C, 28), AVX),
-    ("f16c", Place(1, 0, C, 29), AVX),
-    ("rdrand", Place(1, 0, C, 30), NONE),
-    ("fsgsbase", Place(7, 0, B, 0), NONE),
-    ("bmi1", Place(7, 0, B, 3), NONE),
-    ("avx2", Place(7, 0, B, 5), AVX),
-    ("bmi2", Place(7, 0, B, 8), NONE),
-    ("rtm", Place(7, 0, B, 11), NONE),
-    ("avx512f", Place(7, 0, B, 16), AVX512),
-    ("avx512dq", Place(7, 0, B, 17), AVX512),
-    ("rdseed", Place(7, 0, B, 18), NONE),
-    ("adx", Place(7, 0, B, 19), NONE),
-    ("avx512ifma", Place(7, 0, B, 21), AVX512),
-    ("clflushopt", Place(7, 0, B, 23), NONE),
-    ("clwb", Place(7, 0, B, 24), NONE),
-    ("avx512cd", Place(7, 0, B, 28), AVX512),
-    ("sha_ni", Place(7, 0, B, 29), NONE),
-    ("avx512bw", Place(7, 0, B, 30), AVX512),
-    ("avx512vl", Place(7, 0, B, 31), AVX512),
-    ("avx512vbmi", Place(7, 0, C, 1), AVX512),
-    ("waitpkg", Place(7, 0, C, 5), NONE),
-    ("avx512_vbmi2", Place(7, 0, C, 6), AVX512),
-    ("gfni", Place(7, 0, C, 8), NONE),
-    ("vaes", Place(7, 0, C, 9), AVX),
-    ("vpclmulqdq", Place(7, 0, C, 10), AVX),
-    ("avx512_vnni", Place(7, 0, C, 11), AVX512),
-    ("avx512_bitalg", Place(7, 0, C, 12), AVX512),
-    ("avx512_vpopcntdq", Place(7, 0, C, 14), AVX512),
-    ("rdpid", Place(7, 0, C, 22), NONE),
-    ("movdiri", Place(7, 0, C, 27), NONE),
-    ("movdir64b", Place(7, 0, C, 28), NONE),
-    ("avx512_vp2intersect", Place(7, 0, D, 8), AVX512),
-    ("serialize", Place(7, 0, D, 14), NONE),
-    ("amx_bf16", Place(7, 0, D, 22), AMX),
-    ("avx512_fp16", Place(7, 0, D, 23), AVX512),
-    ("amx_tile", Place(7, 0, D, 24), AMX),
-    ("amx_int8", Place(7, 0, D, 25), AMX),
-    ("sha512", Place(7, 1, A, 0), AVX),
-    ("sm3", Place(7, 1, A, 1), AVX),
-    ("sm4", Place(7, 1, A, 2), AVX),
-    ("avx_vnni", Place(7, 1, A, 4), AVX),
-    ("avx512_bf16", Place(7, 1, A, 5), AVX512),
-    ("cmpccxadd", Place(7, 1, A, 7), NONE),
-    ("amx_fp16", Place(7, 1, A, 21), AMX),
-    ("avx_ifma", Place(7, 1, A, 23), AVX),
-    ("avx_vnni_int8", Place(7, 1, D, 4), AVX),
-    ("avx_ne_convert", Place(7, 1, D, 5), AVX),
-    ("amx_complex", Place(7, 1, D, 8), AMX),
-    ("avx_vnni_int16", Place(7, 1, D, 10), AVX),
-    ("avx10", Place(7, 1, D, 19), AVX512),
-    ("xsaveopt", Place(13, 1, A, 0), NONE),
-    ("xsavec", Place(13, 1, A, 1), NONE),
-    ("xgetbv1", Place(13, 1, A, 2), NONE),
-    ("lahf_lm", Place(0x8000_0001, 0, C, 0), NONE),
-    ("abm", Place(0x8000_0001, 0, C, 5), NONE),
-    ("sse4a", Place(0x8000_0001, 0, C, 6), NONE),
-    ("xop", Place(0x8000_0001, 0, C, 11), AVX),
-    ("fma4", Place(0x8000_0001, 0, C, 16), AVX),
-    ("tbm", Place(0x8000_0001, 0, C, 21), NONE),
-    ("rdtscp", Place(0x8000_0001, 0, D, 27), NONE),
-    ("clzero", Place(0x8000_0008, 0, B, 0), NONE),
+    ("pni", Place(BASIC, C, 0), NONE),
+    ("pclmulqdq", Place(BASIC, C, 1), NONE),
+    ("ssse3", Place(BASIC, C, 9), NONE),
+    ("fma", Place(BASIC, C, 12), AVX),
+    ("cx16", Place(BASIC, C, 13), NONE),
+    ("sse4_1", Place(BASIC, C, 19), NONE),
+    ("sse4_2", Place(BASIC, C, 20), NONE),
+    ("movbe", Place(BASIC, C, 22), NONE),
+    ("popcnt", Place(BASIC, C, 23), NONE),
+    ("aes", Place(BASIC, C, 25), NONE),
+    ("xsave", Place(BASIC, C, 26), NONE),
+    ("avx", Place(BASIC, C, 28), AVX),
+    ("f16c", Place(BASIC, C, 29), AVX),
+    ("rdrand", Place(BASIC, C, 30), NONE),
+    ("fsgsbase", Place(EXTENDED, B, 0), NONE),
+    ("bmi1", Place(EXTENDED, B, 3), NONE),
+    ("avx2", Place(EXTENDED, B, 5), AVX),
+    ("bmi2", Place(EXTENDED, B, 8), NONE),
+    ("rtm", Place(EXTENDED, B, 11), NONE),
+    ("avx512f", Place(EXTENDED, B, 16), AVX512),
+    ("avx512dq", Place(EXTENDED, B, 17), AVX512),
+    ("rdseed", Place(EXTENDED, B, 18), NONE),
+    ("adx", Place(EXTENDED, B, 19), NONE),
+    ("avx512ifma", Place(EXTENDED, B, 21), AVX512),
+    ("clflushopt", Place(EXTENDED, B, 23), NONE),
+    ("clwb", Place(EXTENDED, B, 24), NONE),
+    ("avx512cd", Place(EXTENDED, B, 28), AVX512),
+    ("sha_ni", Place(EXTENDED, B, 29), NONE),
+    ("avx512bw", Place(EXTENDED, B, 30), AVX512),
+    ("avx512vl", Place(EXTENDED, B, 31), AVX512),
+    ("avx512vbmi", Place(EXTENDED, C, 1), AVX512),
+    ("waitpkg", Place(EXTENDED, C, 5), NONE),
+    ("avx512_vbmi2", Place(EXTENDED, C, 6), AVX512),
+    ("gfni", Place(EXTENDED, C, 8), NONE),
+    ("vaes", Place(EXTENDED, C, 9), AVX),
+    ("vpclmulqdq", Place(EXTENDED, C, 10), AVX),
+    ("avx512_vnni", Place(EXTENDED, C, 11), AVX512),
+    ("avx512_bitalg", Place(EXTENDED, C, 12), AVX512),
+    ("avx512_vpopcntdq", Place(EXTENDED, C, 14), AVX512),
+    ("rdpid", Place(EXTENDED, C, 22), NONE),
+    ("movdiri", Place(EXTENDED, C, 27), NONE),
+    ("movdir64b", Place(EXTENDED, C, 28), NONE),
+    ("avx512_vp2intersect", Place(EXTENDED, D, 8), AVX512),
+    ("serialize", Place(EXTENDED, D, 14), NONE),
+    ("amx_bf16", Place(EXTENDED, D, 22), AMX),
+    ("avx512_fp16", Place(EXTENDED, D, 23), AVX512),
+    ("amx_tile", Place(EXTENDED, D, 24), AMX),
+    ("amx_int8", Place(EXTENDED, D, 25), AMX),
+    ("sha512", Place(EXTENDED_MORE, A, 0), AVX),
+    ("sm3", Place(EXTENDED_MORE, A, 1), AVX),
+    ("sm4", Place(EXTENDED_MORE, A, 2), AVX),
+    ("avx_vnni", Place(EXTENDED_MORE, A, 4), AVX),
+    ("avx512_bf16", Place(EXTENDED_MORE, A, 5), AVX512),
+    ("cmpccxadd", Place(EXTENDED_MORE, A, 7), NONE),
+    ("amx_fp16", Place(EXTENDED_MORE, A, 21), AMX),
+    ("avx_ifma", Place(EXTENDED_MORE, A, 23), AVX),
+    ("avx_vnni_int8", Place(EXTENDED_MORE, D, 4), AVX),
+    ("avx_ne_convert", Place(EXTENDED_MORE, D, 5), AVX),
+    ("amx_complex", Place(EXTENDED_MORE, D, 8), AMX),
+    ("avx_vnni_int16", Place(EXTENDED_MORE, D, 10), AVX),
+    ("avx10", Place(EXTENDED_MORE, D, 19), AVX512),
+    ("xsaveopt", Place(STATE, A, 0), NONE),
+    ("xsavec", Place(STATE, A, 1), NONE),
+    ("xgetbv1", Place(STATE, A, 2), NONE),
+    ("lahf_lm", Place(AMD, C, 0), NONE),
+    ("abm", Place(AMD, C, 5), NONE),
+    ("sse4a", Place(AMD, C, 6), NONE),
+    ("xop", Place(AMD, C, 11), AVX),
+    ("fma4", Place(AMD, C, 16), AVX),
+    ("tbm", Place(AMD, C, 21), NONE),
+    ("rdtscp", Place(AMD, D, 27), NONE),
+    ("clzero", Place(AMD_MORE, B, 0), NONE),
 ];
 
 #[cfg(test)]
