@@ -51,7 +51,12 @@ impl<'a> Provided<'a> {
     ) -> Result<()> {
         let is_sealed = of_linux(self.table)
             .any(|mapping| raw::is_sealed(mapping.start, mapping.end - mapping.start));
-        let is_redirected = index.areas.iter().any(|area| area.kind == PROXY);
+        let has = |kind: u64| index.areas.iter().any(|area| area.kind == kind);
+        let is_redirected = has(PROXY);
+        if !is_redirected && !has(PROVIDED) {
+            // The process never had a vDSO.
+            return Ok(());
+        }
         if !is_redirected && !is_sealed && self.is_same(index)? {
             // The former place may overlap with the present one.
             self.move_to(plan, aside)?;
