@@ -49,28 +49,27 @@ impl<'a> Provided<'a> {
         block: &mut Block,
         [home, aside]: [u64; 2],
     ) -> Result<()> {
-        let is_sealed = of_linux(self.table)
-            .any(|mapping| raw::is_sealed(mapping.start, mapping.end - mapping.start));
-        let has = |kind: u64| index.areas.iter().any(|area| area.kind == kind);
-        let is_redirected = has(PROXY);
-        if !is_redirected && !has(PROVIDED) {
+        let mut provided = index.areas.iter().filter(|area| area.kind == PROVIDED);
+        let is_redirected = index.areas.iter().any(|area| area.kind == PROXY);
+        let first = match provided.next() {
+            Some(first) => first.start,
+            None if is_redirected => 0,
             // The process never had a vDSO.
-            return Ok(());
-        }
-        if !is_redirected && !is_sealed && self.is_same(index)? {
+            None => return Ok(()),
+        };
+        let is_sealed = of_linux(self.table).any(|it| raw::is_sealed(it.start, it.end - it.start));
+        if !is_redirected && !is_sealed && self.is_same(index, first)? {
             // The former place may overlap with the present one.
-            self.move_to(plan, aside)?;
-            let former = index.areas.iter().find(|area| area.kind == PROVIDED);
-            return former.map_or(Ok(()), |first| self.moved(plan, aside, first.start));
+            self.relocate(plan, self.start, aside)?;
+            return self.relocate(plan, aside, first);
         }
-        let place = if is_sealed { self.start } else { home };
-        let areas = index.areas.iter().filter(|area| area.kind != PROVIDED);
-        if is_sealed && areas.into_iter().any(|area| area.start < self.end && self.start < area.end)
-        {
+        let overlaps = |area: &Area| area.start < self.end && self.start < area.end;
+        if is_sealed && index.areas.iter().any(overlaps) {
             return Err(ESTALE);
         }
+        let place = if is_sealed { self.start } else { home };
         if !is_sealed {
-            self.move_to(plan, home)?;
+            self.relocate(plan, self.start, home)?;
         }
         let mut count = 0;
         for area in index.areas {
@@ -83,13 +82,11 @@ impl<'a> Provided<'a> {
         if count == 0 { Err(ESTALE) } else { Ok(()) }
     }
 
-    /// Whether the process had the same code at the same distances.
-    fn is_same(&self, index: &Index<'_>) -> Result<bool> {
+    /// Whether the process had the same code at the same distances from the first of them.
+    fn is_same(&self, index: &Index<'_>, first: u64) -> Result<bool> {
         let mut ours = of_linux(self.table);
-        let mut first = None;
         for area in index.areas.iter().filter(|area| area.kind == PROVIDED) {
             let Some(mapping) = ours.next() else { return Ok(false) };
-            let first = *first.get_or_insert(area.start);
             let name = index.path(area)?;
             let same = name[..name.len() - 1] == *mapping.name
                 && area.start - first == mapping.start - self.start
@@ -101,15 +98,8 @@ impl<'a> Provided<'a> {
         Ok(ours.next().is_none())
     }
 
-    fn move_to(&self, plan: &mut Plan, to: u64) -> Result<()> {
-        for it in of_linux(self.table) {
-            plan.relocate(it.start, it.end - it.start, to + it.start - self.start)?;
-        }
-        Ok(())
-    }
-
-    /// Moves it on, from where [`Self::move_to`] has put it.
-    fn moved(&self, plan: &mut Plan, from: u64, to: u64) -> Result<()> {
+    /// Moves all of it; `from` is where its begin is by then.
+    fn relocate(&self, plan: &mut Plan, from: u64, to: u64) -> Result<()> {
         for it in of_linux(self.table) {
             let ahead = it.start - self.start;
             plan.relocate(from + ahead, it.end - it.start, to + ahead)?;
