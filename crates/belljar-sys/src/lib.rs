@@ -13,7 +13,8 @@
 //! * [`tree`] reads directories that hostile code wrote, [`probe`] tries to exceed limits;
 //! * [`glob`] matches names, [`watch`] reports changes of files;
 //! * [`user_files`] handles files with the rights of the sandbox's user, [`file`] writes files durably,
-//!   [`file_lock`] locks them.
+//!   [`file_lock`] locks them;
+//! * [`wake_class`] says on which machines a snapshot of a kernel can be restored.
 
 pub mod apply;
 mod arch;
@@ -43,5 +44,6 @@ pub mod tree;
 pub mod tty;
 pub mod untrusted;
 pub mod user_files;
+pub mod wake_class;
 pub mod watch;
 pub mod xattr;
