@@ -28,6 +28,11 @@ pub enum StoreError {
     Read(#[source] BackendError),
     #[error("the database is closed")]
     Closed,
+    #[error("the database cannot be reached at present")]
+    Unavailable(#[source] BackendError),
+    /// Another node owns the session, or this node owned it in an earlier epoch.
+    #[error("this node no longer owns the session {session}")]
+    Fenced { session: String },
     #[error("failed to use the state directory `{path}`")]
     StateDir {
         path: PathBuf,
@@ -45,6 +50,12 @@ impl StoreError {
     #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(self, StoreError::Write(cause) if cause.failure == BackendFailure::Full)
+    }
+
+    /// Whether another row has the same key.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, StoreError::Write(cause) if cause.failure == BackendFailure::Conflict)
     }
 
     /// Whether another process has locked the database at present.
@@ -73,6 +84,8 @@ pub enum BackendFailure {
     Full,
     /// Another process has locked the database.
     Busy,
+    /// Another row has the same key.
+    Conflict,
     Other,
 }
 

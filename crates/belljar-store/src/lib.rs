@@ -3,7 +3,8 @@
 //! ```text
 //!   engine ──▶ dyn Store            sessions, executions, datasets, volumes, keys, usage
 //!          ──▶ dyn ArtifactCatalog  one row per artifact
-//!                  └── SqliteStore, SqliteCatalog: a database file each
+//!                  ├── SqliteStore, SqliteCatalog: a database file each
+//!                  └── PostgresStore, PostgresCatalog: a database that many servers share
 //! ```
 //!
 //! Each table has a module with its row types and a trait with its operations; [`Store`] is all of
@@ -13,12 +14,14 @@
 #![forbid(unsafe_code)]
 
 mod artifacts;
+mod cluster;
 mod datasets;
 mod error;
 mod exec_request;
 mod execs;
 mod keys;
 mod lock;
+mod postgres;
 mod sessions;
 mod spec;
 mod sqlite;
@@ -27,12 +30,16 @@ mod volume_name;
 mod volumes;
 
 use std::fmt::Debug;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 pub use belljar_proto::digest::{Digest, NotADigest};
 
 pub use artifacts::{
     ArtifactCatalog, ArtifactFilter, ArtifactQuota, ArtifactQuotas, ArtifactRow, ArtifactTotal,
+};
+pub use cluster::{
+    Claim, ClusterRecords, NewNode, NodeLoad, NodeRow, NodeState, QuotaLimit, Route, TakenOver,
 };
 pub use datasets::{DatasetRecords, DatasetRow, DatasetStatus};
 pub use error::{BackendError, BackendFailure, StoreError};
@@ -42,6 +49,7 @@ pub use execs::{
 };
 pub use keys::{KeyLimits, KeyRecords, KeyRow};
 pub use lock::StateLock;
+pub use postgres::{BadDatabaseUrl, DatabaseUrl, PostgresCatalog, PostgresStore};
 pub use sessions::{Phase, SessionFilter, SessionRecords, SessionRow};
 pub use spec::{Checkpoints, Datasets, SessionSpec, Storage};
 pub use sqlite::{SqliteCatalog, SqliteStore};
@@ -91,9 +99,19 @@ pub trait Store:
     /// The name that identifies the sandboxes of this server across restarts.
     fn owner(&self) -> &str;
 
+    /// The records of nodes and leases, if this store is shared by many servers.
+    fn cluster(&self) -> Option<&dyn ClusterRecords> {
+        None
+    }
+
     /// Fails if nothing can be written at present.
     async fn check(&self) -> Result<(), StoreError>;
 
     /// Completes waiting writes and closes the store. Later calls fail with [`StoreError::Closed`].
     async fn close(&self);
+}
+
+/// Locks a value that stays valid when a thread panics while it holds the lock.
+fn lock_unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
