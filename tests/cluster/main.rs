@@ -1,0 +1,4 @@
+//! A cluster of real processes: nodes, gateways, Postgres and S3, each in its own network namespace, and faults.
+
+mod checker;
+mod history;
