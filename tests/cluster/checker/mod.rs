@@ -14,7 +14,7 @@ mod tests;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use crate::history::{Entry, Op, Outcome};
+use crate::history::{Entry, Event, Op, Outcome};
 use calls::Call;
 
 /// A promise that the cluster did not keep.
@@ -55,6 +55,14 @@ pub(crate) fn check(history: &[Entry], bound: Duration) -> Vec<Violation> {
         session::check(name, calls, forks.get(name).copied(), &by_session, &mut found);
     }
     found
+}
+
+/// How many executions have a result.
+pub(crate) fn executions(history: &[Entry]) -> u64 {
+    let is_result = |entry: &&Entry| {
+        matches!(&entry.event, Event::Complete { outcome: Outcome::State(_), .. })
+    };
+    history.iter().filter(is_result).count() as u64
 }
 
 fn check_times(calls: &[Call], bound: Duration, found: &mut Vec<Violation>) {

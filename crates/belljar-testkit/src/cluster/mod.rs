@@ -3,6 +3,7 @@
 //! Everything ends with the [`Cluster`], also after a panic.
 
 pub mod caller;
+pub mod dice;
 pub mod member;
 pub mod network;
 pub mod postgres;
@@ -178,6 +179,11 @@ impl Cluster {
         let own = env.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
         let env: Vec<_> = self.env.iter().cloned().chain(own).collect();
         Arc::new(Member::new(command, machine, &env, logs))
+    }
+
+    /// The test's own address, at which nodes find S3.
+    pub fn own_address(&self) -> std::net::Ipv4Addr {
+        self.network.own_address()
     }
 
     /// A client of a gateway.
