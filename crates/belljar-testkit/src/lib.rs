@@ -12,7 +12,6 @@ pub mod command;
 pub mod installation;
 pub mod openapi;
 pub mod port;
-pub mod s3;
 pub mod scratch_host;
 pub mod server;
 pub mod session;
