@@ -13,7 +13,7 @@
 mod artifacts;
 mod browser;
 mod compat;
-mod cors;
+pub mod cors;
 mod datasets;
 mod document;
 pub mod error;
@@ -21,7 +21,7 @@ mod exec_socket;
 mod execs;
 mod fields;
 mod files;
-mod guard;
+pub mod guard;
 mod health;
 mod input;
 mod large;
@@ -59,6 +59,7 @@ use utoipa_axum::routes;
 
 pub use browser::BrowserConfig;
 pub use guard::GuardConfig;
+pub use input::too_large as input_too_large;
 
 use crate::artifacts::Links;
 use crate::error::ApiError;
@@ -176,7 +177,7 @@ impl App {
     /// Whether clients need a key.
     #[must_use]
     pub fn wants_keys(&self) -> bool {
-        self.guard.keys_required || !self.keys.is_empty()
+        self.guard.wants_keys(&self.keys)
     }
 
     /// The function that adds links to artifacts.

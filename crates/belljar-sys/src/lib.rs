@@ -13,10 +13,12 @@
 //! * [`tree`] reads directories that hostile code wrote, [`probe`] tries to exceed limits;
 //! * [`glob`] matches names, [`watch`] reports changes of files;
 //! * [`user_files`] handles files with the rights of the sandbox's user, [`file`] writes files durably,
-//!   [`file_lock`] locks them.
+//!   [`file_lock`] locks them;
+//! * [`boot_clock`] measures time for leases.
 
 pub mod apply;
 mod arch;
+pub mod boot_clock;
 pub mod cgroup;
 pub mod channel;
 pub mod descriptor;
