@@ -48,7 +48,7 @@ use axum::body::Bytes;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Router, middleware};
-use belljar_engine::Engine;
+use belljar_engine::{Engine, Principal};
 use belljar_engine::exec::result::ExecResult;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::tickets::Tickets;
@@ -84,9 +84,19 @@ pub struct App {
     pub(crate) links: Links,
     browser: OnceLock<BrowserConfig>,
     about: OnceLock<About>,
+    more_metrics: OnceLock<MoreMetrics>,
     draining: watch::Sender<bool>,
     /// The time of the last request.
     asked: Mutex<Instant>,
+}
+
+/// Metrics besides those of the engine, as lines of the text format of OpenMetrics.
+pub struct MoreMetrics(pub Box<dyn Fn() -> String + Send + Sync>);
+
+impl std::fmt::Debug for MoreMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MoreMetrics")
+    }
 }
 
 /// Information about this process and its directories, for operators.
@@ -123,6 +133,7 @@ impl App {
             links: Links::new(public_url),
             browser: OnceLock::new(),
             about: OnceLock::new(),
+            more_metrics: OnceLock::new(),
             draining: watch::Sender::new(false),
             asked: Mutex::new(Instant::now()),
         })
@@ -155,6 +166,23 @@ impl App {
     /// Sets the information about this process for operators, once.
     pub fn set_about(&self, about: About) {
         let _ = self.about.set(about);
+    }
+
+    /// Adds metrics to those of the engine, once.
+    pub fn set_more_metrics(&self, metrics: MoreMetrics) {
+        let _ = self.more_metrics.set(metrics);
+    }
+
+    /// All metrics, in the text format of OpenMetrics.
+    pub(crate) fn render_metrics(&self) -> String {
+        const END: &str = "# EOF\n";
+        let text = self.engine.render_metrics();
+        match self.more_metrics.get() {
+            Some(MoreMetrics(more)) => {
+                format!("{}{}{END}", text.strip_suffix(END).unwrap_or(&text), more())
+            }
+            None => text,
+        }
     }
 
     pub(crate) fn about(&self) -> Option<&About> {
@@ -339,6 +367,16 @@ pub fn router(app: &Arc<App>) -> Router {
         .fallback(nothing_here)
         .method_not_allowed_fallback(not_so)
         .layer(middleware::from_fn_with_state(Arc::clone(app), guard::guard))
+        .with_state(Arc::clone(app))
+}
+
+/// Health checks and metrics without a key, for a listener that only monitoring can reach.
+pub fn health_router(app: &Arc<App>) -> Router {
+    Router::new()
+        .route("/healthz", axum::routing::get(health::healthz))
+        .route("/readyz", axum::routing::get(health::readyz))
+        .route("/metrics", axum::routing::get(health::metrics))
+        .layer(axum::Extension(Principal::default()))
         .with_state(Arc::clone(app))
 }
 

@@ -2,6 +2,9 @@
 //!
 //! All processes of a cluster have the authority's certificate and key. Each makes a certificate for itself that is valid
 //! for a day, and a new one in time. A gateway connects only to a node whose certificate has the id of that node.
+//!
+//! Only the key of the authority matters: each process makes a root certificate with a constant name from it and trusts that
+//! one. So an authority may have any name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,10 +16,10 @@ use rcgen::{
     KeyUsagePurpose, date_time_ymd,
 };
 use tokio_rustls::rustls;
-use tokio_rustls::rustls::client::{ResolvesClientCert, WebPkiServerVerifier};
+use tokio_rustls::rustls::client::ResolvesClientCert;
 use tokio_rustls::rustls::crypto::CryptoProvider;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig, SignatureScheme};
@@ -33,7 +36,7 @@ const CLOCK_SKEW: Duration = Duration::from_secs(2 * 3600);
 /// How long the certificate of an authority is valid.
 const AUTHORITY_LIFE: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 
-/// The name of all authorities. It is constant, because certificates name their issuer.
+/// The name of the root certificates. It is constant, because certificates name their issuer.
 const AUTHORITY_NAME: &str = "belljar cluster";
 
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +49,7 @@ pub enum TlsError {
     },
     #[error("`{0}` does not contain {1} in PEM")]
     Pem(PathBuf, &'static str),
-    #[error("`{certificate}` and `{key}` are not of one authority made by `belljar cluster ca`")]
+    #[error("the key in `{key}` does not belong to the certificate in `{certificate}`")]
     Mismatch { certificate: PathBuf, key: PathBuf },
     #[error("failed to make a certificate")]
     Make(#[source] rcgen::Error),
@@ -106,21 +109,22 @@ pub struct ClusterTls {
 impl ClusterTls {
     /// Reads the authority, and makes a certificate for this process.
     pub fn load(certificate: &Path, key: &Path, role: &Role) -> Result<ClusterTls, TlsError> {
-        let text = read(certificate)?;
-        let authority = CertificateDer::from_pem_slice(text.as_bytes())
-            .map_err(|_| TlsError::Pem(certificate.into(), "a certificate"))?;
+        let no_certificate = || TlsError::Pem(certificate.into(), "a certificate");
+        let authority = CertificateDer::from_pem_slice(read(certificate)?.as_bytes())
+            .map_err(|_| no_certificate())?;
+        let authority = trusting(authority).ok_or_else(no_certificate)?;
         let pair = KeyPair::from_pem(&read(key)?)
             .map_err(|_| TlsError::Pem(key.into(), "a private key (PKCS #8)"))?;
-        let issuer = Issuer::new(authority_params()?, pair);
+        let params = authority_params()?;
+        let root = params.self_signed(&pair).map_err(TlsError::Make)?;
+        let root = trusting(root.der().clone()).ok_or_else(no_certificate)?;
+        let public_key = |roots: &RootCertStore| roots.roots[0].subject_public_key_info.clone();
+        if public_key(&root) != public_key(&authority) {
+            return Err(TlsError::Mismatch { certificate: certificate.into(), key: key.into() });
+        }
+        let issuer = Issuer::new(params, pair);
         let minter = Arc::new(Minter { issuer, name: role.dns_name(), latest: Mutex::default() });
-        let mut roots = RootCertStore::empty();
-        roots.add(authority).map_err(|_| TlsError::Pem(certificate.into(), "a certificate"))?;
-        let roots = Arc::new(roots);
-        check_issuer(&minter, &roots)?.map_err(|()| TlsError::Mismatch {
-            certificate: certificate.into(),
-            key: key.into(),
-        })?;
-        configs(&roots, &minter).map_err(TlsError::Setup)
+        configs(&Arc::new(root), &minter).map_err(TlsError::Setup)
     }
 }
 
@@ -128,22 +132,11 @@ fn read(path: &Path) -> Result<String, TlsError> {
     fs::read_to_string(path).map_err(|cause| TlsError::Read { path: path.into(), cause })
 }
 
-/// Checks that the authority accepts a certificate of ours. It does not if the key belongs to another certificate, or if
-/// the authority has another name.
-fn check_issuer(
-    minter: &Minter,
-    roots: &Arc<RootCertStore>,
-) -> Result<Result<(), ()>, TlsError> {
-    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::clone(roots), provider())
-        .build()
-        .map_err(|error| TlsError::Setup(error.into()))?;
-    let own = minter.certified().ok_or_else(|| TlsError::Setup("no certificate".into()))?;
-    let name = ServerName::try_from(minter.name.clone());
-    let name = name.map_err(|error| TlsError::Setup(error.into()))?;
-    use rustls::client::danger::ServerCertVerifier as _;
-    let verified =
-        verifier.verify_server_cert(own.end_entity_cert().map_err(|e| TlsError::Setup(e.into()))?, &[], &name, &[], UnixTime::now());
-    Ok(verified.map(|_| ()).map_err(|_| ()))
+/// Trusts this certificate only; `None` if it is not valid.
+fn trusting(certificate: CertificateDer<'static>) -> Option<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate).ok()?;
+    Some(roots)
 }
 
 fn configs(
@@ -288,7 +281,8 @@ mod tests {
         let acceptor = TlsAcceptor::from(Arc::clone(&server.server));
         let serving = tokio::spawn(async move {
             let mut stream = acceptor.accept(far).await.ok()?;
-            stream.write_u8(stream.read_u8().await.ok()?).await.ok()?;
+            let byte = stream.read_u8().await.ok()?;
+            stream.write_u8(byte).await.ok()?;
             stream.flush().await.ok()
         });
         let asking = async {
@@ -335,7 +329,7 @@ mod tests {
             ClusterTls::load(certificate, key, &Role::Gateway).unwrap_err().to_string()
         };
         let error = load(&cluster.path("ca.pem"), &other.path("ca.key"));
-        assert!(error.contains("belljar cluster ca"), "{error}");
+        assert!(error.contains("does not belong"), "{error}");
         let error = load(&cluster.path("ca.key"), &cluster.path("ca.key"));
         assert!(error.contains("a certificate"), "{error}");
         let error = load(&cluster.path("ca.pem"), &cluster.path("none"));

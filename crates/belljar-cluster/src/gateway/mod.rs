@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use async_trait::async_trait;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Request, State};
@@ -42,8 +43,8 @@ use body::Buffers;
 use connect::Clients;
 use metrics::GatewayMetrics;
 use nodes::{Nodes, Routes};
-use rates::Rates;
-use routes::{Own, Target};
+use rates::{Budget, Rates};
+use routes::Target;
 
 /// How often the keys are read again.
 const KEYS_PACE: Duration = Duration::from_secs(1);
@@ -117,6 +118,11 @@ impl Gateway {
         Router::new().fallback(handle).with_state(Arc::clone(self))
     }
 
+    /// Health checks and metrics without a key, for a listener that only monitoring can reach.
+    pub fn health_router(self: &Arc<Self>) -> Router {
+        Router::new().fallback(handle_health).with_state(Arc::clone(self))
+    }
+
     /// Whether clients need a key.
     #[must_use]
     pub fn wants_keys(&self) -> bool {
@@ -153,11 +159,9 @@ impl Gateway {
         if let (Some(limit), Some(key)) =
             (principal.limits.requests_per_minute, principal.key_id.as_ref())
         {
-            let records = self.records()?;
-            let spend =
-                async |window, amount| records.spend_rate(key, window, amount, limit.max(1)).await;
+            let budget = StoredBudget { records: self.records()?, key, limit: limit.max(1) };
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let taken = self.rates.take(key, limit, now, spend).await;
+            let taken = self.rates.take(key, limit, now, &budget).await;
             taken.map_err(|seconds| guard::too_fast(limit, seconds))?;
         }
         guard::check_role(&principal, uri.path())?;
@@ -183,6 +187,19 @@ impl Gateway {
     }
 }
 
+struct StoredBudget<'a> {
+    records: &'a dyn ClusterRecords,
+    key: &'a str,
+    limit: u32,
+}
+
+#[async_trait]
+impl Budget for StoredBudget<'_> {
+    async fn spend(&self, window: i64, amount: u32) -> Result<bool, StoreError> {
+        self.records.spend_rate(self.key, window, amount, self.limit).await
+    }
+}
+
 async fn handle(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     let begun = std::time::Instant::now();
     let config = &gateway.guard;
@@ -198,6 +215,13 @@ async fn handle(State(gateway): State<Arc<Gateway>>, request: Request) -> Respon
     }
     gateway.metrics.answered(response.status(), begun.elapsed());
     response
+}
+
+async fn handle_health(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    match routes::target(request.method(), request.uri().path()) {
+        Target::Own(own) => gateway.answer_itself(own, &request, None),
+        _ => axum::http::StatusCode::NOT_FOUND.into_response(),
+    }
 }
 
 async fn refresh_keys(gateway: Arc<Gateway>) {

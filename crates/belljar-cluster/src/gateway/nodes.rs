@@ -57,7 +57,7 @@ impl Nodes {
         }
     }
 
-    fn set(&self, rows: Vec<NodeRow>) {
+    pub fn set(&self, rows: Vec<NodeRow>) {
         let alive = rows.iter().filter(|node| placement::is_alive(node));
         let alive: BTreeSet<String> = alive.map(|node| node.id.clone()).collect();
         self.list.send_replace(Arc::new(rows));

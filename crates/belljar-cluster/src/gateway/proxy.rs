@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::Response;
 use belljar_api::listen::Peer;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
@@ -18,6 +18,9 @@ use tokio::io::copy_bidirectional;
 use super::connect::Clients;
 use super::headers;
 use super::nodes::Nodes;
+
+/// The id of the node that answered, for operators.
+const NODE: HeaderName = HeaderName::from_static("belljar-node");
 
 /// A node and its address.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,6 +165,9 @@ pub fn answer(
     }
     let (mut parts, body) = answer.into_parts();
     headers::remove_hop_by_hop(&mut parts.headers);
+    if let Ok(id) = HeaderValue::from_str(&node.id) {
+        parts.headers.insert(NODE, id);
+    }
     if parts.status == StatusCode::SWITCHING_PROTOCOLS {
         // The client did not ask for another protocol.
         parts.status = StatusCode::BAD_GATEWAY;

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use belljar_engine::in_full;
 use belljar_engine::store::StoreError;
 
@@ -19,6 +20,13 @@ const MAX_CHUNK: u32 = 50;
 
 /// The most keys that are counted. When there are more, those of earlier windows are dropped.
 const MAX_KEYS: usize = 10_000;
+
+/// What a key may still use, in the database.
+#[async_trait]
+pub trait Budget: Sync {
+    /// Takes a number of requests of a window, if the limit allows that.
+    async fn spend(&self, window: i64, amount: u32) -> Result<bool, StoreError>;
+}
 
 #[derive(Debug, Default)]
 pub struct Rates {
@@ -35,14 +43,13 @@ struct Counted {
 }
 
 impl Rates {
-    /// Counts one request, or returns how many seconds to wait. `since_1970` is the present time. `spend` takes a number
-    /// of requests of a window from the database, if the limit allows that.
+    /// Counts one request, or returns how many seconds to wait. `since_1970` is the present time.
     pub async fn take(
         &self,
         key: &str,
         per_minute: u32,
         since_1970: Duration,
-        spend: impl AsyncFn(i64, u32) -> Result<bool, StoreError>,
+        budget: &impl Budget,
     ) -> Result<(), u32> {
         let seconds = since_1970.as_secs();
         let window = i64::try_from(seconds / WINDOW_S).unwrap_or(i64::MAX);
@@ -64,7 +71,7 @@ impl Rates {
             sizes.push(1);
         }
         for size in sizes {
-            match spend(window, size).await {
+            match budget.spend(window, size).await {
                 Ok(true) => {
                     counted.left = size - 1;
                     return Ok(());
@@ -100,52 +107,62 @@ impl Counted {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
-
     use super::*;
 
-    /// The database: what was spent in each window.
-    #[derive(Default)]
-    struct Database(RefCell<HashMap<i64, u32>>, RefCell<u32>);
+    /// What was spent in each window of the limit.
+    struct Database {
+        limit: u32,
+        spent: Mutex<HashMap<i64, u32>>,
+    }
 
     impl Database {
-        async fn spend(&self, limit: u32, window: i64, amount: u32) -> Result<bool, StoreError> {
-            *self.1.borrow_mut() += 1;
-            let mut spent = self.0.borrow_mut();
+        fn new(limit: u32) -> Database {
+            Database { limit, spent: Mutex::default() }
+        }
+    }
+
+    #[async_trait]
+    impl Budget for Database {
+        async fn spend(&self, window: i64, amount: u32) -> Result<bool, StoreError> {
+            let mut spent = self.spent.lock().unwrap();
             let spent = spent.entry(window).or_default();
-            let fits = *spent + amount <= limit;
+            let fits = *spent + amount <= self.limit;
             *spent += if fits { amount } else { 0 };
             Ok(fits)
         }
     }
 
-    async fn allowed(rates: &Rates, database: &Database, limit: u32, at: u64, tries: u32) -> u32 {
+    struct Away;
+
+    #[async_trait]
+    impl Budget for Away {
+        async fn spend(&self, _: i64, _: u32) -> Result<bool, StoreError> {
+            Err(StoreError::Closed)
+        }
+    }
+
+    async fn allowed(rates: &Rates, database: &Database, at: u64, tries: u32) -> u32 {
         let mut allowed = 0;
         for _ in 0..tries {
-            let spend =
-                async |window, amount| database.spend(limit, window, amount).await;
-            let taken = rates.take("k", limit, Duration::from_secs(at), spend).await;
+            let taken = rates.take("k", database.limit, Duration::from_secs(at), database).await;
             allowed += u32::from(taken.is_ok());
         }
         allowed
     }
 
     #[tokio::test]
-    async fn gateways_share_the_limit_and_ask_rarely() {
-        let (a, b, database) = (Rates::default(), Rates::default(), Database::default());
-        let first = allowed(&a, &database, 1000, 60, 700).await;
-        let second = allowed(&b, &database, 1000, 61, 700).await;
-        assert_eq!(first, 700);
-        assert_eq!(second, 300);
-        assert!(allowed(&a, &database, 1000, 120, 700).await == 700, "a new minute");
+    async fn gateways_share_the_limit() {
+        let (a, b, database) = (Rates::default(), Rates::default(), Database::new(1000));
+        assert_eq!(allowed(&a, &database, 60, 700).await, 700);
+        assert_eq!(allowed(&b, &database, 61, 700).await, 300);
+        assert_eq!(allowed(&a, &database, 120, 700).await, 700, "a new minute");
     }
 
     #[tokio::test]
     async fn small_limits_are_exact_and_say_how_long_to_wait() {
-        let (rates, database) = (Rates::default(), Database::default());
-        assert_eq!(allowed(&rates, &database, 3, 60, 10).await, 3);
-        let spend = async |window, amount| database.spend(3, window, amount).await;
-        let refused = rates.take("k", 3, Duration::from_secs(75), spend).await;
+        let (rates, database) = (Rates::default(), Database::new(3));
+        assert_eq!(allowed(&rates, &database, 60, 10).await, 3);
+        let refused = rates.take("k", 3, Duration::from_secs(75), &database).await;
         assert_eq!(refused, Err(45));
     }
 
@@ -154,8 +171,7 @@ mod tests {
         let rates = Rates::default();
         let mut allowed = 0;
         for _ in 0..10 {
-            let spend = async |_, _| Err(StoreError::Closed);
-            allowed += u32::from(rates.take("k", 4, Duration::ZERO, spend).await.is_ok());
+            allowed += u32::from(rates.take("k", 4, Duration::ZERO, &Away).await.is_ok());
         }
         assert_eq!(allowed, 4);
     }
