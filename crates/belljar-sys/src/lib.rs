@@ -4,7 +4,7 @@
 //! * [`plan`] describes a sandbox as data, [`apply`] carries it out in one loop, [`isolated`] runs a program in it;
 //! * [`process`] starts, finds and ends processes; [`channel`] passes messages with descriptors;
 //! * [`descriptor`] checks descriptors that sandboxes sent, [`untrusted`] closes them;
-//! * [`cgroup`] sets limits on v2, v1 and hybrid hosts, [`ids`] reserves blocks of user ids;
+//! * [`cgroup`] sets limits on v2, v1 and hybrid hosts and freezes sandboxes, [`ids`] reserves blocks of user ids;
 //! * [`seccomp`], [`landlock`] and [`privileges`] take rights from the calling process;
 //! * [`pty`] makes pseudo-terminals, [`tty`] controls the user's terminal;
 //! * [`route`] finds out which addresses belong to this machine and its local networks;
