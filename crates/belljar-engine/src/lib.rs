@@ -38,7 +38,7 @@ pub mod workspaces;
 
 pub use belljar_network::Dns;
 pub use belljar_store as store;
-pub use config::{EngineConfig, SpillPolicy};
+pub use config::{EngineConfig, NodeConfig, SpillPolicy};
 pub use engine::{
     Accepted, ArchiveDownload, ArchiveUpload, AttachedTerminal, Beyond, CheckedRun, Checkpoint,
     Created, CreatedHow, Engine, ExecInfo, FileUpload, MAX_FORKS, RunAsk, SessionInfo, TerminalAsk,
