@@ -17,6 +17,7 @@ pub mod exec;
 pub mod keys;
 mod metrics;
 pub mod network;
+pub mod objects;
 pub mod pool;
 mod principal;
 pub mod rules;
@@ -47,7 +48,7 @@ pub use engine::{
 pub use error::{EngineError, in_full};
 pub use principal::{DEFAULT_TENANT, Principal};
 pub use session_directory::DiskConfig;
-pub use snapshots::SnapshotConfig;
+pub use snapshots::{RemoteSnapshotConfig, SnapshotConfig};
 
 /// Locks a mutex, also after a panic: no code here panics in the middle of a change.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
