@@ -164,6 +164,11 @@ pub enum EngineError {
     Internal(String),
     #[error("the server is stopping")]
     Stopping,
+    /// This server cannot serve the request at present; another node, or this one later, can.
+    #[error("{0}")]
+    Unavailable(&'static str),
+    #[error("node `{node}` owns this session")]
+    Elsewhere { node: String, address: String },
 }
 
 fn state(refusal: Refusal) -> &'static str {
