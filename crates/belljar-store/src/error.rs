@@ -28,6 +28,11 @@ pub enum StoreError {
     Read(#[source] BackendError),
     #[error("the database is closed")]
     Closed,
+    #[error("the database cannot be reached at present")]
+    Unavailable(#[source] BackendError),
+    /// Another node owns the session, or this node owned it in an earlier epoch.
+    #[error("this node no longer owns the session {session}")]
+    Fenced { session: String },
     #[error("failed to use the state directory `{path}`")]
     StateDir {
         path: PathBuf,

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod artifacts;
+mod cluster;
 mod datasets;
 mod error;
 mod exec_request;
@@ -33,6 +34,9 @@ pub use belljar_proto::digest::{Digest, NotADigest};
 
 pub use artifacts::{
     ArtifactCatalog, ArtifactFilter, ArtifactQuota, ArtifactQuotas, ArtifactRow, ArtifactTotal,
+};
+pub use cluster::{
+    Claim, ClusterRecords, NewNode, NodeLoad, NodeRow, NodeState, QuotaLimit, Route, TakenOver,
 };
 pub use datasets::{DatasetRecords, DatasetRow, DatasetStatus};
 pub use error::{BackendError, BackendFailure, StoreError};
@@ -90,6 +94,11 @@ pub trait Store:
 {
     /// The name that identifies the sandboxes of this server across restarts.
     fn owner(&self) -> &str;
+
+    /// The records of nodes and leases, if this store is shared by many servers.
+    fn cluster(&self) -> Option<&dyn ClusterRecords> {
+        None
+    }
 
     /// Fails if nothing can be written at present.
     async fn check(&self) -> Result<(), StoreError>;

@@ -2,9 +2,10 @@
 //! `belljar-snapshot`; all others forbid unsafe code.
 //!
 //! * [`plan`] describes a sandbox as data, [`apply`] carries it out in one loop, [`isolated`] runs a program in it;
-//! * [`process`] starts, finds and ends processes; [`channel`] passes messages with descriptors;
+//! * [`process`] starts, finds and ends processes; [`channel`] passes messages with descriptors; [`signals`] waits for
+//!   signals;
 //! * [`descriptor`] checks descriptors that sandboxes sent, [`untrusted`] closes them;
-//! * [`cgroup`] sets limits on v2, v1 and hybrid hosts, [`ids`] reserves blocks of user ids;
+//! * [`cgroup`] sets limits on v2, v1 and hybrid hosts and freezes sandboxes, [`ids`] reserves blocks of user ids;
 //! * [`seccomp`], [`landlock`] and [`privileges`] take rights from the calling process;
 //! * [`pty`] makes pseudo-terminals, [`tty`] controls the user's terminal;
 //! * [`route`] finds out which addresses belong to this machine and its local networks;
@@ -13,10 +14,12 @@
 //! * [`tree`] reads directories that hostile code wrote, [`probe`] tries to exceed limits;
 //! * [`glob`] matches names, [`watch`] reports changes of files;
 //! * [`user_files`] handles files with the rights of the sandbox's user, [`file`] writes files durably,
-//!   [`file_lock`] locks them.
+//!   [`file_lock`] locks them;
+//! * [`boot_clock`] measures time for leases.
 
 pub mod apply;
 mod arch;
+pub mod boot_clock;
 pub mod cgroup;
 pub mod channel;
 pub mod descriptor;
@@ -39,6 +42,7 @@ pub mod rootfs;
 pub mod route;
 pub mod sealed;
 pub mod seccomp;
+pub mod signals;
 pub mod tree;
 pub mod tty;
 pub mod untrusted;

@@ -388,6 +388,19 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
 }
 
+/// Processes below this one whose parents end become its children, as those of a PID 1 do. They must be reaped.
+pub fn adopt_orphans() -> io::Result<()> {
+    // SAFETY: integers only.
+    let result = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Standard input, output and error of this process.
+#[must_use]
+pub fn standard_streams() -> [BorrowedFd<'static>; 3] {
+    [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()]
+}
+
 /// Lets Linux reap children at once; their pidfds still report the end. Programs that are executed later have the default
 /// behaviour.
 pub fn reap_automatically() -> io::Result<()> {

@@ -12,6 +12,8 @@ pub mod command;
 pub mod installation;
 pub mod openapi;
 pub mod port;
+#[cfg(feature = "s3")]
+pub mod s3;
 pub mod scratch_host;
 pub mod server;
 pub mod session;

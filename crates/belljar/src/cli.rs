@@ -9,6 +9,7 @@ use crate::commands::completions::ManArgs;
 use crate::commands::doctor::DoctorArgs;
 use crate::commands::guest::GuestArgs;
 use crate::commands::image::ImageArgs;
+use crate::commands::init::InitArgs;
 use crate::commands::key::KeyCommand;
 use crate::commands::run::RunArgs;
 use crate::commands::serve::ServeArgs;
@@ -35,6 +36,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Run the server: sessions over HTTP
     Serve(ServeArgs),
+    /// PID 1 of a container or pod: start the server, and start it again when it dies
+    Init(InitArgs),
     /// Sessions of a server: create, list, use and stop them
     Session(SessionArgs),
     /// Show whether a server runs, its sessions and their use, and the directories
@@ -101,7 +104,7 @@ impl Command {
 
     /// Whether its standard error contains only log lines.
     pub(crate) fn is_server(&self) -> bool {
-        matches!(self, Command::Serve(_))
+        matches!(self, Command::Serve(_) | Command::Init(_))
     }
 
     /// The default of BELLJAR_LOG.

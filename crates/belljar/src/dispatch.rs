@@ -7,8 +7,8 @@ use clap::CommandFactory as _;
 
 use crate::cli::{Cli, Command};
 use crate::commands::{
-    artifacts, bench, completions, doctor, guest, image, key, run, serve, session, setup, shell,
-    spawner, status, uninstall, usage, view, volume,
+    artifacts, bench, completions, doctor, guest, image, init, key, run, serve, session, setup,
+    shell, spawner, status, uninstall, usage, view, volume,
 };
 use crate::logging;
 use crate::settings::Settings;
@@ -24,6 +24,11 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
     }
     if let Command::BuildStep = command {
         return image::build_step();
+    }
+    // The server reads the settings. Wrong ones are its error.
+    if let Command::Init(args) = &command {
+        logging::expect_json(command.is_server());
+        return init::init(args);
     }
     // These need no settings, so wrong settings must not make them fail.
     match &command {
@@ -74,6 +79,7 @@ fn carry_out(command: Command, flags: &[(&'static str, String)]) -> Result<ExitC
         Command::Man(args) => completions::man(&args, Cli::command()),
         Command::Spawner { inside, .. } => spawner::spawner(inside),
         Command::Guest(args) => guest::guest(args),
+        Command::Init(args) => init::init(&args),
         Command::BuildStep => image::build_step(),
     }
 }

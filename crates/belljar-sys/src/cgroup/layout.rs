@@ -35,6 +35,9 @@ pub enum Layout {
 /// The controllers that limit a sandbox.
 pub(super) const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
+/// Freezes sandboxes where there is no unified tree, which freezes without a controller.
+const FREEZER: &str = "freezer";
+
 impl Layout {
     /// Parses `/proc/self/mountinfo`.
     #[must_use]
@@ -54,7 +57,7 @@ impl Layout {
                 "cgroup2" if unified.is_none() => unified = Some(PathBuf::from(path)),
                 "cgroup" => {
                     let options = right.split(' ').nth(2).unwrap_or_default();
-                    for controller in CONTROLLERS {
+                    for controller in CONTROLLERS.into_iter().chain([FREEZER]) {
                         if options.split(',').any(|option| option == controller) {
                             controllers.entry(controller).or_insert_with(|| PathBuf::from(path));
                         }
@@ -63,8 +66,12 @@ impl Layout {
                 _ => {}
             }
         }
+        let limited = CONTROLLERS.iter().any(|name| controllers.contains_key(name));
+        if unified.is_some() {
+            controllers.remove(FREEZER);
+        }
         match unified {
-            _ if !controllers.is_empty() => Layout::Legacy { controllers, unified },
+            _ if limited => Layout::Legacy { controllers, unified },
             Some(root) => Layout::Unified { root },
             None => Layout::Absent,
         }
@@ -198,6 +205,7 @@ mod tests {
 26 20 0:23 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
 27 26 0:24 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
 31 26 0:28 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+33 26 0:30 / /sys/fs/cgroup/freezer rw,relatime - cgroup cgroup rw,freezer
 34 26 0:31 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
 35 26 0:32 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,xattr,name=systemd
 36 26 0:33 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
@@ -206,6 +214,7 @@ mod tests {
 31 24 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:13 - cgroup cgroup rw,cpu,cpuacct
 33 24 0:29 / /sys/fs/cgroup/memory rw,relatime shared:15 - cgroup cgroup rw,memory
 35 24 0:31 / /sys/fs/cgroup/pids rw,relatime shared:17 - cgroup cgroup rw,pids
+36 24 0:32 / /sys/fs/cgroup/freezer rw,relatime shared:18 - cgroup cgroup rw,freezer
 ";
 
     #[test]
@@ -255,6 +264,7 @@ mod tests {
         /sys/fs/cgroup/cpu,cpuacct
           cpu.cfs_period_us = 100000
           cpu.cfs_quota_us = 150000
+        /sys/fs/cgroup/freezer
         /sys/fs/cgroup/memory
           memory.limit_in_bytes = 536870912
           memory.memsw.limit_in_bytes = 536870912 (where it exists)

@@ -4,6 +4,7 @@
 //! makes and removes them. A process joins by writing to the `cgroup.procs` descriptors that the server opened, and so needs
 //! no rights.
 
+mod freeze;
 mod layout;
 
 use std::fs::{self, File};
@@ -13,7 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use layout::parse_cached_files;
+pub use freeze::Freezer;
+use layout::{CONTROLLERS, parse_cached_files};
 pub use layout::{Layout, Limits, parse_oom_kills};
 
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +42,8 @@ pub enum CgroupError {
         #[source]
         cause: io::Error,
     },
+    #[error("the cgroups of this machine cannot freeze processes")]
+    NoFreezer,
     #[error("failed to open `{path}`")]
     Open {
         path: PathBuf,
@@ -148,7 +152,10 @@ impl Parent {
     /// version 2 refuses, because a directory with children may hold no processes. Neither matters. To be called from a thread
     /// that may block.
     pub fn anticipate_joining(&self, pid: u32) {
-        if let Some((directory, _)) = self.directories.first() {
+        // Never to the hierarchy of the freezer: the spawner would be frozen with the sandboxes.
+        let limits =
+            |controllers: &[&str]| controllers.iter().any(|name| CONTROLLERS.contains(name));
+        if let Some((directory, _)) = self.directories.iter().find(|(_, names)| limits(names)) {
             let _ = fs::write(directory.join("cgroup.procs"), pid.to_string());
         }
     }

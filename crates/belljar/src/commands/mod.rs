@@ -8,6 +8,7 @@ pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod guest;
 pub(crate) mod image;
+pub(crate) mod init;
 pub(crate) mod key;
 mod limits;
 mod outage;
