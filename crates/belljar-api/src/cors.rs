@@ -21,7 +21,7 @@ const EXPOSED: &str = "accept-ranges, content-disposition, content-range, etag, 
 const MAX_AGE: &str = "600";
 
 /// The origin of the request, if pages of that origin may call this server.
-pub(crate) fn allowed_page(headers: &HeaderMap, origins: &[String]) -> Option<HeaderValue> {
+pub fn allowed_page(headers: &HeaderMap, origins: &[String]) -> Option<HeaderValue> {
     let origin = headers.get(header::ORIGIN)?;
     origin.to_str().is_ok_and(|origin| is_known(origins, origin)).then(|| origin.clone())
 }
@@ -32,7 +32,7 @@ pub(crate) fn is_known(origins: &[String], origin: &str) -> bool {
 }
 
 /// Whether it is a preflight request.
-pub(crate) fn is_preflight(request: &Request) -> bool {
+pub fn is_preflight(request: &Request) -> bool {
     request.method() == Method::OPTIONS
         && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
@@ -48,7 +48,7 @@ pub(crate) fn preflight() -> Response {
 }
 
 /// Lets the page read the response. `Vary` is for caches: another origin may get another response.
-pub(crate) fn add_headers(page: Option<&HeaderValue>, headers: &mut HeaderMap) {
+pub fn add_headers(page: Option<&HeaderValue>, headers: &mut HeaderMap) {
     headers.append(header::VARY, HeaderValue::from_static("origin"));
     if let Some(page) = page {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, page.clone());

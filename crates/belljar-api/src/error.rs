@@ -60,7 +60,8 @@ impl ApiError {
         self
     }
 
-    pub(crate) fn retry_after(mut self, seconds: u32) -> ApiError {
+    #[must_use]
+    pub fn retry_after(mut self, seconds: u32) -> ApiError {
         self.retry_after_s = Some(seconds);
         self
     }

@@ -15,6 +15,7 @@ use axum::http::{HeaderMap, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use belljar_engine::Principal;
+use belljar_engine::keys::KeyRing;
 use futures_util::FutureExt as _;
 
 use crate::App;
@@ -34,6 +35,16 @@ pub struct GuardConfig {
     pub keys_required: bool,
     /// Whether requests come through a UNIX socket, where the Host header has no meaning.
     pub local_socket: bool,
+    /// Whether requests come from gateways, which have checked Host, Origin and rate. Keys are checked here too.
+    pub behind_gateway: bool,
+}
+
+impl GuardConfig {
+    /// Whether clients need a key.
+    #[must_use]
+    pub fn wants_keys(&self, keys: &KeyRing) -> bool {
+        self.keys_required || !keys.is_empty()
+    }
 }
 
 /// How many characters of a path or a header are repeated in a response or a log.
@@ -53,8 +64,8 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
     let page = cors::allowed_page(request.headers(), &app.guard.origins);
     let mut response = match page.is_some() && cors::is_preflight(&request) {
         // A preflight request has no key.
-        true => match check_names(&app, request.uri(), request.headers()) {
-            Ok(()) => cors::preflight(),
+        true => match answer_preflight(&app.guard, &app.keys, request.uri(), request.headers()) {
+            Ok(response) => response,
             Err(error) => refuse(&app, &request, Rejection::from(error)),
         },
         false => match admit(&app, request.uri(), request.headers()).await {
@@ -66,6 +77,17 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
         cors::add_headers(page.as_ref(), response.headers_mut());
     }
     response
+}
+
+/// Answers a preflight request of a page that may call this server.
+pub fn answer_preflight(
+    config: &GuardConfig,
+    keys: &KeyRing,
+    uri: &Uri,
+    headers: &HeaderMap,
+) -> Result<Response, ApiError> {
+    check_names(config, config.wants_keys(keys), uri, headers)?;
+    Ok(cors::preflight())
 }
 
 async fn serve(app: &App, principal: Principal, mut request: Request, next: Next) -> Response {
@@ -118,58 +140,85 @@ impl From<ApiError> for Rejection {
 }
 
 async fn admit(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<Principal, Rejection> {
-    check_names(app, uri, headers)?;
-    if !app.wants_keys() {
-        return Ok(Principal::default());
-    }
-    let path = uri.path();
-    if path.starts_with(SIGNED) {
-        return Ok(Principal::default());
-    }
-    let is_open = OPEN.contains(&path);
-    let Some(secret) = key_of(headers) else {
-        if is_open {
-            return Ok(Principal::default());
-        }
-        if let Some((ticket, session)) = tickets::ticket_of(headers, path) {
-            return Ok(redeem(app, ticket, session).await?);
-        }
-        return Err(ApiError::unauthorized("this server needs an API key").into());
+    let principal = match identify(&app.guard, &app.keys, uri, headers).await? {
+        Identity::Open(principal) => return Ok(principal),
+        Identity::Ticket { ticket, session } => return Ok(redeem(app, ticket, session).await?),
+        Identity::Key(principal) => principal,
     };
-    let principal = match app.keys.recognise(secret) {
-        Some(principal) => principal,
-        // Monitoring must not fail because its key was revoked.
-        None if is_open => return Ok(Principal::default()),
-        None => {
-            // The key may have been created a moment ago.
-            if let Err(error) = app.keys.refresh().await {
-                tracing::error!("failed to read the keys: {error}");
-            }
-            let unknown =
-                || ApiError::unauthorized("this API key is not known here, or was revoked");
-            app.keys.recognise(secret).ok_or_else(unknown)?
-        }
-    };
-    if is_open {
-        return Ok(principal);
-    }
     if let (Some(per_minute), Some(key)) =
         (principal.limits.requests_per_minute, principal.key_id.as_ref())
+        && !app.guard.behind_gateway
         && let Err(seconds) = app.rates.take(key, per_minute, Instant::now())
     {
-        let message = format!("more than {per_minute} requests per minute");
-        let error = ApiError::too_many(message, seconds);
+        let error = too_fast(per_minute, seconds);
         return Err(Rejection { error, who: Some(principal) });
     }
-    match check_role(&principal, path) {
+    match check_role(&principal, uri.path()) {
         Ok(()) => Ok(principal),
         Err(error) => Err(Rejection { error, who: Some(principal) }),
     }
 }
 
+/// What the headers of a request prove.
+#[derive(Debug)]
+pub enum Identity<'a> {
+    /// The path needs no key, or the server needs none. Without a key, the principal is the default one.
+    Open(Principal),
+    /// A valid key. Its rate and its role are not checked yet.
+    Key(Principal),
+    /// A ticket for a WebSocket of this session. It is not checked yet.
+    Ticket { ticket: &'a str, session: &'a str },
+}
+
+/// Finds out on whose behalf a request comes, after checking that it is meant for this server.
+pub async fn identify<'a>(
+    config: &GuardConfig,
+    keys: &KeyRing,
+    uri: &'a Uri,
+    headers: &'a HeaderMap,
+) -> Result<Identity<'a>, ApiError> {
+    let wants_keys = config.wants_keys(keys);
+    check_names(config, wants_keys, uri, headers)?;
+    let path = uri.path();
+    if !wants_keys || path.starts_with(SIGNED) {
+        return Ok(Identity::Open(Principal::default()));
+    }
+    let is_open = OPEN.contains(&path);
+    let Some(secret) = key_of(headers) else {
+        if is_open {
+            return Ok(Identity::Open(Principal::default()));
+        }
+        if let Some((ticket, session)) = tickets::ticket_of(headers, path) {
+            return Ok(Identity::Ticket { ticket, session });
+        }
+        return Err(ApiError::unauthorized("this server needs an API key"));
+    };
+    let principal = match keys.recognise(secret) {
+        Some(principal) => principal,
+        // Monitoring must not fail because its key was revoked.
+        None if is_open => return Ok(Identity::Open(Principal::default())),
+        None => {
+            // The key may have been created a moment ago.
+            if let Err(error) = keys.refresh().await {
+                tracing::error!("failed to read the keys: {error}");
+            }
+            let unknown =
+                || ApiError::unauthorized("this API key is not known here, or was revoked");
+            keys.recognise(secret).ok_or_else(unknown)?
+        }
+    };
+    Ok(if is_open { Identity::Open(principal) } else { Identity::Key(principal) })
+}
+
+/// The error for a key with too many requests.
+#[must_use]
+pub fn too_fast(per_minute: u32, seconds: u32) -> ApiError {
+    ApiError::too_many(format!("more than {per_minute} requests per minute"), seconds)
+}
+
 /// Data of all tenants is for operators only. An operator's key gives access to nothing else: monitoring systems have
 /// it, and they must not reach sandboxes.
-fn check_role(who: &Principal, path: &str) -> Result<(), ApiError> {
+pub fn check_role(who: &Principal, path: &str) -> Result<(), ApiError> {
     match (who.limits.operator, OPERATORS.contains(&path)) {
         (false, true) => {
             Err(ApiError::forbidden("operators_only", format!("`{path}` is for operators"))
@@ -185,10 +234,18 @@ fn check_role(who: &Principal, path: &str) -> Result<(), ApiError> {
 }
 
 /// Checks that the request is meant for this server, and that its page may call the server.
-fn check_names(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
+fn check_names(
+    config: &GuardConfig,
+    wants_keys: bool,
+    uri: &Uri,
+    headers: &HeaderMap,
+) -> Result<(), ApiError> {
+    if config.behind_gateway {
+        return Ok(());
+    }
     let host = host_of(uri, headers)?;
-    check_origin(headers, host, &app.guard)?;
-    if app.wants_keys() { Ok(()) } else { check_host(host, &app.guard) }
+    check_origin(headers, host, config)?;
+    if wants_keys { Ok(()) } else { check_host(host, config) }
 }
 
 /// The host that the request names (RFC 9112, sections 3.2 and 3.2.2): in its target, or in its Host header. An

@@ -197,5 +197,5 @@ pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Response {
         (status = 403, body = ErrorBody)))]
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], app.engine.render_metrics()).into_response()
+    ([(header::CONTENT_TYPE, kind)], app.render_metrics()).into_response()
 }

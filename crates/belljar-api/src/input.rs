@@ -90,7 +90,7 @@ pub(crate) fn malformed(message: impl Into<String>) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "malformed", message)
 }
 
-pub(crate) fn too_large(limit: usize) -> ApiError {
+pub fn too_large(limit: usize) -> ApiError {
     let message = format!("the body is larger than the {limit} bytes this server accepts");
     ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
         .hint("send large data as a file, or raise BELLJAR_MAX_BODY")

@@ -13,7 +13,7 @@
 mod artifacts;
 mod browser;
 mod compat;
-mod cors;
+pub mod cors;
 mod datasets;
 mod document;
 pub mod error;
@@ -21,7 +21,7 @@ mod exec_socket;
 mod execs;
 mod fields;
 mod files;
-mod guard;
+pub mod guard;
 mod health;
 mod input;
 mod large;
@@ -48,7 +48,7 @@ use axum::body::Bytes;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Router, middleware};
-use belljar_engine::Engine;
+use belljar_engine::{Engine, Principal};
 use belljar_engine::exec::result::ExecResult;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::tickets::Tickets;
@@ -59,6 +59,7 @@ use utoipa_axum::routes;
 
 pub use browser::BrowserConfig;
 pub use guard::GuardConfig;
+pub use input::too_large as input_too_large;
 
 use crate::artifacts::Links;
 use crate::error::ApiError;
@@ -83,9 +84,19 @@ pub struct App {
     pub(crate) links: Links,
     browser: OnceLock<BrowserConfig>,
     about: OnceLock<About>,
+    more_metrics: OnceLock<MoreMetrics>,
     draining: watch::Sender<bool>,
     /// The time of the last request.
     asked: Mutex<Instant>,
+}
+
+/// Metrics besides those of the engine, as lines of the text format of OpenMetrics.
+pub struct MoreMetrics(pub Box<dyn Fn() -> String + Send + Sync>);
+
+impl std::fmt::Debug for MoreMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MoreMetrics")
+    }
 }
 
 /// Information about this process and its directories, for operators.
@@ -122,6 +133,7 @@ impl App {
             links: Links::new(public_url),
             browser: OnceLock::new(),
             about: OnceLock::new(),
+            more_metrics: OnceLock::new(),
             draining: watch::Sender::new(false),
             asked: Mutex::new(Instant::now()),
         })
@@ -156,6 +168,23 @@ impl App {
         let _ = self.about.set(about);
     }
 
+    /// Adds metrics to those of the engine, once.
+    pub fn set_more_metrics(&self, metrics: MoreMetrics) {
+        let _ = self.more_metrics.set(metrics);
+    }
+
+    /// All metrics, in the text format of OpenMetrics.
+    pub(crate) fn render_metrics(&self) -> String {
+        const END: &str = "# EOF\n";
+        let text = self.engine.render_metrics();
+        match self.more_metrics.get() {
+            Some(MoreMetrics(more)) => {
+                format!("{}{}{END}", text.strip_suffix(END).unwrap_or(&text), more())
+            }
+            None => text,
+        }
+    }
+
     pub(crate) fn about(&self) -> Option<&About> {
         self.about.get()
     }
@@ -176,7 +205,7 @@ impl App {
     /// Whether clients need a key.
     #[must_use]
     pub fn wants_keys(&self) -> bool {
-        self.guard.keys_required || !self.keys.is_empty()
+        self.guard.wants_keys(&self.keys)
     }
 
     /// The function that adds links to artifacts.
@@ -338,6 +367,16 @@ pub fn router(app: &Arc<App>) -> Router {
         .fallback(nothing_here)
         .method_not_allowed_fallback(not_so)
         .layer(middleware::from_fn_with_state(Arc::clone(app), guard::guard))
+        .with_state(Arc::clone(app))
+}
+
+/// Health checks and metrics without a key, for a listener that only monitoring can reach.
+pub fn health_router(app: &Arc<App>) -> Router {
+    Router::new()
+        .route("/healthz", axum::routing::get(health::healthz))
+        .route("/readyz", axum::routing::get(health::readyz))
+        .route("/metrics", axum::routing::get(health::metrics))
+        .layer(axum::Extension(Principal::default()))
         .with_state(Arc::clone(app))
 }
 

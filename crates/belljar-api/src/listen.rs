@@ -95,6 +95,13 @@ impl std::fmt::Debug for Tls {
     }
 }
 
+/// The address of the client and whether it uses TLS: an extension of each request over TCP.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer {
+    pub address: SocketAddr,
+    pub tls: bool,
+}
+
 /// Removes the socket when the server ends.
 #[derive(Debug)]
 pub struct SocketFile(PathBuf);
@@ -106,6 +113,11 @@ impl Drop for SocketFile {
 }
 
 impl Tls {
+    #[must_use]
+    pub fn new(config: Arc<rustls::ServerConfig>) -> Tls {
+        Tls(TlsAcceptor::from(config))
+    }
+
     /// Reads a certificate chain and its key, both PEM.
     pub fn load(certificate: &Path, key: &Path) -> Result<Tls, ListenError> {
         let wrong = |error: rustls::pki_types::pem::Error| error.to_string();
@@ -214,19 +226,20 @@ pub async fn serve(
         tokio::spawn(async move {
             let _place = place;
             match (stream, tls) {
-                (Accepted::Tcp(stream), Some(Tls(acceptor))) => {
+                (Accepted::Tcp(stream, address), Some(Tls(acceptor))) => {
                     let stream = Patient::new(stream, stall);
                     let shaken =
                         tokio::time::timeout(HEADER_TIMEOUT, acceptor.accept(stream)).await;
                     if let Ok(Ok(stream)) = shaken {
-                        converse(stream, router, stop).await;
+                        converse(stream, Some(Peer { address, tls: true }), router, stop).await;
                     }
                 }
-                (Accepted::Tcp(stream), None) => {
-                    converse(Patient::new(stream, stall), router, stop).await;
+                (Accepted::Tcp(stream, address), None) => {
+                    let peer = Some(Peer { address, tls: false });
+                    converse(Patient::new(stream, stall), peer, router, stop).await;
                 }
                 (Accepted::Unix(stream), _) => {
-                    converse(Patient::new(stream, stall), router, stop).await;
+                    converse(Patient::new(stream, stall), None, router, stop).await;
                 }
             }
         });
@@ -237,7 +250,7 @@ pub async fn serve(
 }
 
 enum Accepted {
-    Tcp(tokio::net::TcpStream),
+    Tcp(tokio::net::TcpStream, SocketAddr),
     Unix(tokio::net::UnixStream),
 }
 
@@ -245,11 +258,11 @@ impl Listener {
     async fn accept(&self) -> io::Result<Accepted> {
         match self {
             Listener::Tcp(listener, _) => {
-                let (stream, _) = listener.accept().await?;
+                let (stream, address) = listener.accept().await?;
                 // Responses are small and clients wait for them.
                 stream.set_nodelay(true)?;
                 SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT)?;
-                Ok(Accepted::Tcp(stream))
+                Ok(Accepted::Tcp(stream, address))
             }
             Listener::Unix(listener, _) => Ok(Accepted::Unix(listener.accept().await?.0)),
         }
@@ -265,10 +278,14 @@ impl Listener {
 
 async fn converse(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    peer: Option<Peer>,
     router: Router,
     mut stop: watch::Receiver<bool>,
 ) {
-    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+        if let Some(peer) = peer {
+            request.extensions_mut().insert(peer);
+        }
         router.clone().oneshot(request)
     });
     let connection = hyper::server::conn::http1::Builder::new()

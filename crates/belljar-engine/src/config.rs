@@ -50,6 +50,19 @@ pub struct EngineConfig {
     /// When idle sessions move their large values to disk; `None` means never.
     pub spill: Option<SpillPolicy>,
     pub snapshots: SnapshotConfig,
+    /// This server as a node of a cluster; `None` for a single server.
+    pub node: Option<NodeConfig>,
+    /// How often the snapshot from which an awake session goes on after the loss of its node is renewed; `None` means
+    /// only when the session hibernates, and after checkpoints.
+    pub snapshot_every: Option<Duration>,
+}
+
+/// A server as a node of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeConfig {
+    pub id: String,
+    /// Kernels can be restored on nodes of the same class.
+    pub class: String,
 }
 
 /// When and which large values of an idle session are moved to disk.

@@ -11,6 +11,7 @@ use belljar_runtime::RuntimeError;
 
 use crate::admission::Full;
 use crate::datasets::source::SourceError;
+use crate::objects::ObjectError;
 use crate::rules::Refusal;
 use crate::store::{Digest, StoreError};
 use crate::volumes::VolumeName;
@@ -35,6 +36,8 @@ pub enum EngineError {
     ListArtifacts(#[source] RuntimeError),
     #[error("failed to store artifacts")]
     KeepArtifacts(#[source] std::io::Error),
+    #[error(transparent)]
+    Objects(ObjectError),
     #[error("failed to store the dataset")]
     KeepDataset(#[source] std::io::Error),
     #[error("failed to copy the dataset into the session")]
@@ -164,6 +167,11 @@ pub enum EngineError {
     Internal(String),
     #[error("the server is stopping")]
     Stopping,
+    /// This server cannot serve the request at present; another node, or this one later, can.
+    #[error("{0}")]
+    Unavailable(&'static str),
+    #[error("node `{node}` owns this session")]
+    Elsewhere { node: String, address: String },
 }
 
 fn state(refusal: Refusal) -> &'static str {

@@ -17,6 +17,7 @@ pub mod exec;
 pub mod keys;
 mod metrics;
 pub mod network;
+pub mod objects;
 pub mod pool;
 mod principal;
 pub mod rules;
@@ -38,7 +39,7 @@ pub mod workspaces;
 
 pub use belljar_network::Dns;
 pub use belljar_store as store;
-pub use config::{EngineConfig, SpillPolicy};
+pub use config::{EngineConfig, NodeConfig, SpillPolicy};
 pub use engine::{
     Accepted, ArchiveDownload, ArchiveUpload, AttachedTerminal, Beyond, CheckedRun, Checkpoint,
     Created, CreatedHow, Engine, ExecInfo, FileUpload, MAX_FORKS, RunAsk, SessionInfo, TerminalAsk,
@@ -47,7 +48,7 @@ pub use engine::{
 pub use error::{EngineError, in_full};
 pub use principal::{DEFAULT_TENANT, Principal};
 pub use session_directory::DiskConfig;
-pub use snapshots::SnapshotConfig;
+pub use snapshots::{RemoteSnapshotConfig, SnapshotConfig};
 
 /// Locks a mutex, also after a panic: no code here panics in the middle of a change.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -25,6 +25,8 @@ pub enum RuntimeError {
     NoPython(String),
     #[error("failed to limit the sandbox")]
     Limit(#[from] CgroupError),
+    #[error("failed to freeze or thaw the sandboxes")]
+    FreezeAll(#[source] io::Error),
     #[error("failed to reserve user ids for the sandbox")]
     Ids(#[source] io::Error),
     #[error("failed to open `{path}`")]

@@ -51,6 +51,10 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
     /// Waits until the zygote is warm, or has failed.
     async fn warmed_up(&self);
 
+    /// Freezes or thaws all sandboxes of this server. A frozen sandbox keeps its memory and its connections, and does
+    /// not run.
+    async fn freeze_all(self: Arc<Self>, frozen: bool) -> Result<(), RuntimeError>;
+
     /// Ends all background work, and waits until it has ended. Sandboxes go on.
     async fn close(&self) {}
 }

@@ -15,10 +15,12 @@
 //! * [`glob`] matches names, [`watch`] reports changes of files;
 //! * [`user_files`] handles files with the rights of the sandbox's user, [`file`] writes files durably,
 //!   [`file_lock`] locks them;
-//! * [`wake_class`] says on which machines a snapshot of a kernel can be restored.
+//! * [`wake_class`] says on which machines a snapshot of a kernel can be restored;
+//! * [`boot_clock`] measures time for leases.
 
 pub mod apply;
 mod arch;
+pub mod boot_clock;
 pub mod cgroup;
 pub mod channel;
 pub mod descriptor;

@@ -7,10 +7,13 @@ pub mod attack;
 pub mod attack_host;
 pub mod cli_server;
 pub mod client;
+pub mod cluster;
 pub mod command;
 pub mod installation;
 pub mod openapi;
 pub mod port;
+#[cfg(feature = "s3")]
+pub mod s3;
 pub mod scratch_host;
 pub mod server;
 pub mod session;

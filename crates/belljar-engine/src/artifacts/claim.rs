@@ -15,7 +15,9 @@ use std::path::Path;
 
 use belljar_sys::file_lock::FileLock;
 
-/// A file in the store with the path of the catalog, which people can read too.
+use crate::objects::Objects;
+
+/// A file in the store with the path of the catalog, which people can read too. In S3, an object with its id.
 const OWNER: &str = "owner";
 
 /// The lock of a blob store. The kernel releases it when the process ends for any reason.
@@ -73,6 +75,41 @@ impl StoreClaim {
         lock.file().sync_all()?;
         Ok(StoreClaim { _lock: lock })
     }
+}
+
+/// The id of the catalog in `database`: random, in a file beside it, made when it is missing.
+pub(super) fn catalog_id(database: &Path) -> io::Result<String> {
+    let mut path = database.to_owned();
+    path.as_mut_os_string().push(".id");
+    match fs::read_to_string(&path) {
+        Ok(id) if !id.trim().is_empty() => return Ok(id.trim().to_owned()),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let id = belljar_sys::process::random_name();
+    fs::write(&path, format!("{id}\n"))?;
+    fs::File::open(&path)?.sync_all()?;
+    Ok(id)
+}
+
+/// Makes sure that the content in S3 belongs to this catalog. Content without an owner becomes its own.
+pub(super) async fn claim_objects(objects: &Objects, catalog: &str) -> io::Result<()> {
+    let owner = match objects.head(OWNER).await? {
+        Some(owner) => objects.get_range(OWNER, 0..owner.size).await?,
+        None => {
+            objects.put(OWNER, catalog.to_owned().into()).await?;
+            return Ok(());
+        }
+    };
+    if owner.trim_ascii_end() == catalog.as_bytes() {
+        return Ok(());
+    }
+    let message = format!(
+        "`{place}` has the content of another catalog of artifacts; set BELLJAR_BLOBS_URL to a prefix of its own. If the \
+         other catalog is gone, remove the object `{place}/{OWNER}`",
+        place = objects.place()
+    );
+    Err(io::Error::other(message))
 }
 
 #[cfg(test)]

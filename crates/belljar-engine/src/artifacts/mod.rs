@@ -34,7 +34,7 @@ use std::path::PathBuf;
 use belljar_runtime::paths;
 use serde::{Deserialize, Serialize};
 
-pub use blobs::{BlobReader, ReadAt};
+pub use blobs::{BlobReader, CopiedBlobs, ReadAt, copy_blobs};
 pub use export::{Exported, Exports};
 pub(crate) use ingest::{ArtifactMemory, ArtifactOrigin, ArtifactPlace};
 pub use mime::is_active;

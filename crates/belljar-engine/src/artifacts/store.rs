@@ -9,13 +9,14 @@ use std::sync::{Arc, Mutex};
 use tokio::runtime::Handle;
 
 use super::blobs::{BlobReader, Blobs, make_root};
-use super::claim::{CatalogClaim, StoreClaim};
+use super::claim::{self, CatalogClaim, StoreClaim};
 use super::ingest::{ArtifactPlace, own_directory};
 use super::links;
 use super::tokens::{Method, SigningKey};
 use crate::clock;
 use crate::error::EngineError;
 use crate::metrics::ArtifactMetrics;
+use crate::objects::{Objects, ObjectsConfig};
 use crate::store::{
     ArtifactCatalog, ArtifactFilter, ArtifactQuotas, ArtifactRow, ArtifactTotal, Page,
     SqliteCatalog,
@@ -27,7 +28,10 @@ const FORGOTTEN_AT_ONCE: u32 = 500;
 
 #[derive(Debug, Clone)]
 pub struct ArtifactStoreConfig {
+    /// The content, or with `objects` copies of some of it.
     pub blobs_dir: PathBuf,
+    /// S3, if the content is there.
+    pub objects: Option<ObjectsConfig>,
     pub database: PathBuf,
     pub key_file: PathBuf,
     /// The directories of sessions on disk, and of runs.
@@ -51,6 +55,8 @@ pub struct ArtifactStoreConfig {
 pub struct ArtifactStore {
     pub(super) config: ArtifactStoreConfig,
     pub(super) blobs: Blobs,
+    /// S3, if the content is there.
+    objects: Option<Objects>,
     pub(super) catalog: Arc<dyn ArtifactCatalog>,
     key: SigningKey,
     /// Per tenant, the artifacts that are copied but not in the catalog yet.
@@ -86,11 +92,18 @@ impl ArtifactStore {
         let claim = make_root(&config.blobs_dir)
             .and_then(|root| StoreClaim::take(&root, &config.database))
             .map_err(at(&config.blobs_dir))?;
-        let blobs = Blobs::open(&config.blobs_dir).map_err(at(&config.blobs_dir))?;
+        let objects = config.objects.as_ref().map(Objects::open).transpose();
+        let objects = objects.map_err(EngineError::Objects)?;
+        let blobs = match &objects {
+            Some(objects) => Blobs::open_objects(objects.clone(), &config.blobs_dir),
+            None => Blobs::open(&config.blobs_dir),
+        };
+        let blobs = blobs.map_err(at(&config.blobs_dir))?;
         let key = SigningKey::load_or_create(&config.key_file).map_err(at(&config.key_file))?;
         Ok(ArtifactStore {
             config,
             blobs,
+            objects,
             catalog,
             key,
             in_flight: Mutex::default(),
@@ -98,6 +111,20 @@ impl ArtifactStore {
             metrics,
             _claims: (catalog_claim, claim),
         })
+    }
+
+    /// Fails if the content is in S3 and S3 cannot be reached or refuses access.
+    pub async fn check(&self) -> Result<(), EngineError> {
+        match &self.objects {
+            Some(objects) => objects.check().await.map_err(EngineError::Objects),
+            None => Ok(()),
+        }
+    }
+
+    /// `s3://bucket/prefix`, if the content is in S3.
+    #[must_use]
+    pub fn objects_place(&self) -> Option<&str> {
+        self.objects.as_ref().map(Objects::place)
     }
 
     /// Whether the artifacts of every session are linked by name.
@@ -221,6 +248,9 @@ impl ArtifactStore {
 
     /// Deletes content that no artifact has.
     pub(crate) async fn sweep(&self) -> Result<(), EngineError> {
+        if !self.may_sweep().await? {
+            return Ok(());
+        }
         let (blobs, catalog) = (self.blobs.clone(), Arc::clone(&self.catalog));
         let runtime = Handle::current();
         let sweeping = tokio::task::spawn_blocking(move || {
@@ -246,6 +276,21 @@ impl ArtifactStore {
             tracing::info!("deleted {} artifact contents, {} bytes", swept.blobs, swept.bytes);
         }
         Ok(())
+    }
+}
+
+impl ArtifactStore {
+    /// Whether this server may sweep now. Content in S3 belongs to one catalog: a server with another catalog would
+    /// remove all of it.
+    ///
+    /// If several servers share the catalog, only one of them may sweep at a time; a lock of the database for that
+    /// belongs here.
+    async fn may_sweep(&self) -> Result<bool, EngineError> {
+        let Some(objects) = &self.objects else { return Ok(true) };
+        let catalog = claim::catalog_id(&self.config.database);
+        let catalog = catalog.map_err(EngineError::KeepArtifacts)?;
+        claim::claim_objects(objects, &catalog).await.map_err(EngineError::KeepArtifacts)?;
+        Ok(true)
     }
 }
 

@@ -4,8 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use tokio::runtime::Handle;
+
 use super::blobs::Blobs;
 use crate::error::EngineError;
+use crate::objects::{Objects, ObjectsConfig};
 use crate::store::{ArtifactCatalog, ArtifactRow, Digest, SqliteCatalog};
 use crate::tenant_dir::TenantDir;
 
@@ -32,12 +35,13 @@ pub struct Lost {
 /// Artifacts by the directory of their tenant and their content.
 type Wanted = HashMap<(TenantDir, Digest), Vec<ArtifactRow>>;
 
-/// Reads all content, compares it with its hash, and calls `progress` after each. It changes
-/// nothing, so a server may be running. Artifacts that are added or removed meanwhile may or may
-/// not be counted.
+/// Reads all content, in S3 if there is an `objects`, compares it with its hash, and calls `progress` after each. It
+/// changes nothing, so a server may be running. Artifacts that are added or removed meanwhile may or may not be
+/// counted.
 pub async fn verify(
     database: &Path,
     blobs_dir: &Path,
+    objects: Option<&ObjectsConfig>,
     progress: impl FnMut(&Verified) + Send + 'static,
 ) -> Result<Verified, EngineError> {
     let Some(catalog) = open(database.to_owned()).await? else { return Ok(Verified::default()) };
@@ -45,8 +49,16 @@ pub async fn verify(
     for row in catalog.all().await? {
         wanted.entry((TenantDir::of(&row.tenant), row.sha256)).or_default().push(row);
     }
-    let directory = blobs_dir.to_owned();
-    let reading = tokio::task::spawn_blocking(move || read_all(&directory, wanted, progress));
+    let objects = objects.map(Objects::open).transpose().map_err(EngineError::Objects)?;
+    let (directory, runtime) = (blobs_dir.to_owned(), Handle::current());
+    let reading = tokio::task::spawn_blocking(move || {
+        let _runtime = runtime.enter();
+        let open = || match objects {
+            Some(objects) => Ok(Blobs::look_at_objects(objects)),
+            None => Blobs::look_at(&directory),
+        };
+        read_all(open, wanted, progress)
+    });
     let read = reading.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
     let mut verified = read.map_err(|cause| unusable(blobs_dir, cause))?;
     if !verified.lost.is_empty() {
@@ -76,13 +88,13 @@ fn unusable(path: &Path, cause: io::Error) -> EngineError {
 }
 
 fn read_all(
-    blobs_dir: &Path,
+    open: impl FnOnce() -> io::Result<Blobs>,
     mut wanted: Wanted,
     mut progress: impl FnMut(&Verified),
 ) -> io::Result<Verified> {
     let sizes = wanted.values().filter_map(|artifacts| Some(artifacts.first()?.size));
     let mut verified = Verified { expected_bytes: sizes.sum(), ..Verified::default() };
-    let walked = Blobs::look_at(blobs_dir).and_then(|blobs| {
+    let walked = open().and_then(|blobs| {
         blobs.walk(|stored| {
             let (key, size) = ((stored.tenant, stored.digest), stored.size);
             let damage = match stored.check() {

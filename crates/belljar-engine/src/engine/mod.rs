@@ -124,7 +124,7 @@ impl Engine {
 
     /// Ends the engine: sessions are stopped, or left to the next server.
     pub async fn close(&self, stop_sessions: bool) {
-        self.state.shut();
+        self.state.availability.close();
         self.chores.iter().for_each(tokio::task::JoinHandle::abort);
         self.state.runtime.close().await;
         self.empty_pool().await;

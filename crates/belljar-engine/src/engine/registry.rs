@@ -56,7 +56,7 @@ impl Registry {
         reservation: Reservation,
         origin: Origin,
     ) -> Result<Entered, EngineError> {
-        self.state.must_be_open()?;
+        self.state.availability.must_not_be_closed()?;
         let (session, mut owner) = self.register(row);
         let failure = owner.on_failure();
         let begin = DriverStart { reservation: Some(reservation), origin, permit: None };

@@ -54,7 +54,7 @@ impl Manifest {
     }
 
     /// The files that it consists of, each by a number and a kind.
-    fn parts(&self) -> impl Iterator<Item = (u64, &'static str)> {
+    pub(super) fn parts(&self) -> impl Iterator<Item = (u64, &'static str)> {
         let layers = self.layers.iter().flatten().map(|id| (*id, "pages"));
         let index = self.layers.as_ref().map(|_| (self.id, "index"));
         layers.chain(index).chain(self.files.map(|id| (id, "files")))
@@ -110,6 +110,16 @@ impl SnapshotFiles {
     pub(super) fn checkpoint(&self, exec: &str) -> Option<Manifest> {
         let is_it = |manifest: &Manifest| manifest.exec.as_deref() == Some(exec);
         self.list().into_iter().rfind(is_it)
+    }
+
+    /// Makes the directory.
+    pub(super) fn make(&self) -> io::Result<()> {
+        make_directory(&self.directory)
+    }
+
+    /// Makes a snapshot visible whose files are in place. It need not survive a power cut.
+    pub(super) fn publish(&self, manifest: &Manifest) -> io::Result<()> {
+        self.write(manifest, false)
     }
 
     pub(super) fn begin(&self, id: u64) -> io::Result<Draft> {
@@ -263,7 +273,7 @@ impl SnapshotFiles {
         }
     }
 
-    fn path(&self, id: u64, kind: &str) -> PathBuf {
+    pub(super) fn path(&self, id: u64, kind: &str) -> PathBuf {
         self.directory.join(format!("{id}.{kind}"))
     }
 

@@ -13,11 +13,14 @@
 //! it is closed or the session ends.
 //!
 //! [`files`] reads and writes these directories and blocks; [`SessionSnapshots`] does the same for async code.
-//! [`capture`] takes a snapshot of a sandbox, [`revive`] restores one into a fresh sandbox.
+//! [`capture`] takes a snapshot of a sandbox, [`revive`] restores one into a fresh sandbox. [`remote`] copies snapshots
+//! to S3 and back, if the server has such a store.
 
 mod capture;
 mod disk_usage;
 mod files;
+#[allow(dead_code, reason = "drivers call it when nodes share sessions")]
+mod remote;
 mod revive;
 mod session_snapshots;
 
@@ -28,6 +31,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) use capture::{CaptureRequest, capture};
 pub(crate) use files::{Manifest, SnapshotFiles};
+pub(crate) use remote::RemoteSnapshots;
 pub(crate) use revive::revive;
 pub(crate) use session_snapshots::{ForkSource, SessionSnapshots};
 
@@ -35,9 +39,16 @@ use disk_usage::{SnapshotUsage, Tally, UsageLimits};
 
 use crate::clock;
 use crate::error::EngineError;
+use crate::objects::{Objects, ObjectsConfig};
 
 /// The directory of layers that sessions share.
 const COMMONS: &str = "commons";
+
+/// The directory of shared layers that other nodes made.
+const FETCHED_COMMONS: &str = "fetched-commons";
+
+/// Random bits of an id, so that two nodes do not make the same one.
+const RANDOM_BITS: u32 = 20;
 
 /// The directory of snapshots, and their limits.
 #[derive(Debug, Clone)]
@@ -51,6 +62,15 @@ pub struct SnapshotConfig {
     pub tenant_sleeping: Option<u64>,
     /// How long a session must be idle to be hibernated; `None` means only on request.
     pub hibernate_after: Option<std::time::Duration>,
+    /// Where snapshots are copied to, so that sessions can wake on other nodes; `None` means nowhere.
+    pub remote: Option<RemoteSnapshotConfig>,
+}
+
+#[derive(Debug, Clone)]
+pub struct RemoteSnapshotConfig {
+    pub objects: ObjectsConfig,
+    /// The class of this node: nodes of the same class can restore the memory of each other's snapshots.
+    pub class: String,
 }
 
 /// The snapshots of all sessions. Clones share the state.
@@ -61,6 +81,7 @@ pub(crate) struct SnapshotStore {
     /// uses the layers of another session.
     last: Arc<AtomicU64>,
     usage: SnapshotUsage,
+    remote: Option<RemoteSnapshots>,
 }
 
 impl SnapshotStore {
@@ -69,7 +90,22 @@ impl SnapshotStore {
         files::make_directory(&config.directory)?;
         let limits = UsageLimits { total: config.total_bytes, tenant: config.tenant_bytes };
         let usage = SnapshotUsage::new(limits);
-        Ok(SnapshotStore { config: Arc::new(config), last: Arc::default(), usage })
+        let last = Arc::default();
+        let remote = config.remote.as_ref().map(|remote| {
+            let objects = Objects::open(&remote.objects)?;
+            let [commons, fetched] =
+                [COMMONS, FETCHED_COMMONS].map(|name| config.directory.join(name));
+            let (class, last) = (remote.class.clone(), Arc::clone(&last));
+            Ok::<_, io::Error>(RemoteSnapshots::new(objects, class, commons, fetched, last))
+        });
+        let remote = remote.transpose()?;
+        Ok(SnapshotStore { config: Arc::new(config), last, usage, remote })
+    }
+
+    /// The snapshots in S3, if this server has them.
+    #[allow(dead_code, reason = "drivers call it when nodes share sessions")]
+    pub(crate) fn remote(&self) -> Option<&RemoteSnapshots> {
+        self.remote.as_ref()
     }
 
     pub(crate) fn config(&self) -> &SnapshotConfig {
@@ -89,12 +125,16 @@ impl SnapshotStore {
         self.config.directory.join(COMMONS)
     }
 
-    /// An id that no snapshot has.
+    /// An id that no snapshot has, also none of another node: milliseconds, then random bits. It is less than 2^62.
     pub(crate) fn next_id(&self) -> u64 {
-        let now = u64::try_from(clock::now_ms()).unwrap_or(0).saturating_mul(1000);
-        let next = |last: u64| Some(now.max(last + 1));
-        let before = self.last.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
-        now.max(before.unwrap_or(0) + 1)
+        let random = u64::from(u32::from_ne_bytes(belljar_sys::process::random_bytes()));
+        let now = u64::try_from(clock::now_ms()).unwrap_or(0) << RANDOM_BITS;
+        let now = now | random >> (u32::BITS - RANDOM_BITS);
+        // Two ids of one millisecond, or a clock that went back. The step is random too, see above.
+        let next = |last: u64| now.max(last + 1 + random % 1024);
+        let before =
+            self.last.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(next(last)));
+        next(before.unwrap_or(0))
     }
 
     /// Counts a snapshot while it is taken. Refused if there is no room.
@@ -132,6 +172,8 @@ impl SnapshotStore {
             if name == COMMONS {
                 // Sessions have links to the layers that they need. New shared layers are made when needed.
                 std::fs::remove_dir_all(self.commons())?;
+            } else if name == FETCHED_COMMONS {
+                remote::remove_parts(&self.config.directory.join(FETCHED_COMMONS))?;
             } else if let Some((_, tenant)) = sessions.iter().find(|(id, _)| *id == name) {
                 if let Err(error) = files.sweep() {
                     tracing::warn!(session.id = name, "failed to tidy up its snapshots: {error}");

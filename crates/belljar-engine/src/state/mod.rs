@@ -1,20 +1,21 @@
 //! State shared by the engine, the drivers of sessions and the pool. It has no sessions: those are in the engine's
 //! registry.
 
+mod availability;
 mod sandbox_specs;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use belljar_runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use availability::Availability;
 pub(crate) use sandbox_specs::next_warm;
 
 use crate::admission::{Admission, Quota, Reservation};
 use crate::artifacts::ArtifactStore;
 use crate::audit::{Audit, AuditEntry};
-use crate::config::EngineConfig;
+use crate::config::{EngineConfig, NodeConfig};
 use crate::datasets::Cache;
 use crate::error::EngineError;
 use crate::metrics::{ByHow, Metrics, Name};
@@ -24,7 +25,7 @@ use crate::principal::Principal;
 use crate::shares::Shares;
 use crate::snapshots::{SnapshotConfig, SnapshotStore};
 use crate::spec::{SessionSpec, Storage};
-use crate::store::{Durability, Store};
+use crate::store::{ClusterRecords, Durability, Store};
 use crate::uploads::Uploads;
 use crate::usage::Usage;
 use crate::volumes::Volumes;
@@ -60,8 +61,7 @@ pub(crate) struct EngineState {
     /// Becomes true when the server ends and leaves its sessions to the next one.
     pub(crate) leaving: watch::Sender<bool>,
     pub(crate) admission: Admission,
-    /// Set when the server ends: from then on new sessions and runs are refused.
-    closed: AtomicBool,
+    pub(crate) availability: Availability,
     creating: CreationLimits,
     pub(crate) uploads: Uploads,
 }
@@ -107,7 +107,7 @@ impl EngineState {
             audit,
             usage: Usage::default(),
             leaving: watch::Sender::new(false),
-            closed: AtomicBool::new(false),
+            availability: Availability::new(),
             creating: CreationLimits {
                 tenants: Shares::new(CREATING_OF_TENANT),
                 all: Arc::new(Semaphore::new(CREATING_AT_ONCE)),
@@ -132,17 +132,13 @@ impl EngineState {
         who: &Principal,
         spec: &SessionSpec,
     ) -> Result<Reservation, EngineError> {
-        self.must_be_open()?;
+        self.availability.must_be_open()?;
         Ok(self.admission.reserve(&who.tenant, who.quota(), &spec.limits)?)
     }
 
-    /// Refuses new sessions and runs from now on.
-    pub(crate) fn shut(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-    }
-
-    pub(crate) fn must_be_open(&self) -> Result<(), EngineError> {
-        if self.closed.load(Ordering::SeqCst) { Err(EngineError::Stopping) } else { Ok(()) }
+    /// The records that the nodes of a cluster share; `None` on a single server.
+    pub(crate) fn cluster(&self) -> Option<(&dyn ClusterRecords, &NodeConfig)> {
+        Some((self.store.cluster()?, self.config.node.as_ref()?))
     }
 
     pub(crate) fn note(&self, who: &Principal, entry: &AuditEntry<'_>) {

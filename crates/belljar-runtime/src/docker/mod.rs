@@ -468,6 +468,29 @@ impl DockerRuntime {
         }
     }
 
+    /// Pauses or resumes all containers of this owner.
+    async fn pause_all(&self, frozen: bool) -> Result<(), RuntimeError> {
+        let filters = HashMap::from([("label", vec![format!("{}={}", labels::OWNER, self.owner)])]);
+        let options = ListContainersOptionsBuilder::new().filters(&filters).build();
+        let listing = self.docker.list_containers(Some(options));
+        let found = engine::answer(&self.docker, &self.address, listing).await?;
+        let found = found.map_err(|error| self.explain("list the containers", error))?;
+        let mut failure = None;
+        for id in found.into_iter().filter_map(|seen| seen.id) {
+            let paused = match frozen {
+                true => self.docker.pause_container(&id).await,
+                false => self.docker.unpause_container(&id).await,
+            };
+            match paused {
+                Err(error) if !engine::is_gone(&error) && !is_conflict(&error) => {
+                    failure = Some(self.explain("pause or resume a container", error));
+                }
+                _ => {}
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
     /// Removes our containers, by owner and name, with their socket directories.
     async fn remove_all(self: &Arc<Self>, owner: Option<&str>, doomed: impl Fn(&str) -> bool) {
         let label = match owner {
@@ -535,6 +558,10 @@ impl Runtime for DockerRuntime {
         self.remove_all(Some(&self.owner), |name| !is_ours(name) && !keep.contains(name)).await;
     }
 
+    async fn freeze_all(self: Arc<Self>, frozen: bool) -> Result<(), RuntimeError> {
+        self.pause_all(frozen).await
+    }
+
     fn zygote_state(&self) -> Option<ZygoteState> {
         // Every sandbox has its own zygote.
         None
@@ -557,6 +584,12 @@ async fn session_files(
         VolumeKind::Image => place.check_openable()?,
     }
     host_files::open_session(place).await.map(Some)
+}
+
+/// Whether the container is paused, or not paused, already.
+fn is_conflict(error: &bollard::errors::Error) -> bool {
+    use bollard::errors::Error::DockerResponseServerError;
+    matches!(error, DockerResponseServerError { status_code: 409, .. })
 }
 
 /// The pid of a container's first process on this machine.

@@ -543,6 +543,13 @@ impl NativeRuntime {
     }
 
     /// Ends the sandboxes with these names and removes their cgroups and sockets, which a dead server left behind.
+    fn freeze(&self, frozen: bool) -> Result<(), RuntimeError> {
+        let Ok(parent) = &self.cgroups else { return Err(CgroupError::Absent.into()) };
+        let freezer = parent.freezer()?;
+        let switched = if frozen { freezer.freeze() } else { freezer.thaw() };
+        switched.map_err(RuntimeError::FreezeAll)
+    }
+
     fn remove_all(&self, doomed: impl Fn(&str) -> bool) {
         if let Ok(parent) = &self.cgroups {
             for name in parent.names().iter().filter(|name| doomed(name)) {
@@ -604,6 +611,11 @@ impl Runtime for NativeRuntime {
 
     async fn warmed_up(&self) {
         self.zygote_settled().await;
+    }
+
+    async fn freeze_all(self: Arc<Self>, frozen: bool) -> Result<(), RuntimeError> {
+        let freezing = tokio::task::spawn_blocking(move || self.freeze(frozen));
+        freezing.await.unwrap_or_else(|panic| Err(RuntimeError::FreezeAll(io::Error::other(panic))))
     }
 
     async fn close(&self) {

@@ -3,6 +3,7 @@
 
 mod artifacts;
 mod backend;
+mod cluster;
 mod dotenv;
 mod local;
 mod network;
@@ -30,6 +31,7 @@ use belljar_runtime::Limits;
 
 pub use artifacts::ArtifactSettings;
 pub use backend::{BackendSettings, Choice, DOCKER_IMAGE};
+pub use cluster::ClusterSettings;
 pub(crate) use dotenv::commented as commented_env_file;
 pub use local::LocalServer;
 pub use network::NetworkSettings;
@@ -64,6 +66,8 @@ pub struct Settings {
     pub log: LogSettings,
     pub bench_image: Option<String>,
     pub server: ServerSettings,
+    /// Nodes and gateways.
+    pub cluster: ClusterSettings,
     pub artifacts: ArtifactSettings,
     pub network: NetworkSettings,
     pub volumes: VolumeSettings,
@@ -179,6 +183,7 @@ impl Settings {
         let server = ServerSettings::read(&values, &home, &state_dir)?;
         Ok(Settings {
             artifacts: ArtifactSettings::read(&values, &home, &state_dir)?,
+            cluster: ClusterSettings::read(&values)?,
             network: NetworkSettings::read(&values)?,
             volumes: VolumeSettings::read(&values, &home)?,
             browser: BrowserConfig {

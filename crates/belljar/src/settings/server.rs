@@ -149,6 +149,7 @@ impl ServerSettings {
                 hibernate_after: values
                     .limit("BELLJAR_HIBERNATE_SEC", parse::seconds_or_0)?
                     .map(Duration::from_secs),
+                remote: None,
             },
             alone_for_s: values.read("BELLJAR_ALONE", parse::seconds_or_0)?,
             pool: values.read("BELLJAR_POOL", parse::count(0..=1000))?,

@@ -754,6 +754,71 @@ pub const GROUPS: &[Group] = &[
         ],
     },
     Group {
+        title: "Many machines",
+        variables: &[
+            variable(
+                "BELLJAR_NODE_ID",
+                "lower-case letters, digits and hyphens, at most 63",
+                "",
+                "The name of this node. Each node of a cluster has another one, and keeps it.",
+            )
+            .when_empty("random, and kept in BELLJAR_STATE_DIR"),
+            variable(
+                "BELLJAR_NODE_LISTEN",
+                "an IP address and a port",
+                "0.0.0.0:8444",
+                "The address that a node listens on for gateways. Only they can connect: they need a\n\
+                 certificate of BELLJAR_CLUSTER_CA.",
+            ),
+            variable(
+                "BELLJAR_NODE_ADDRESS",
+                "a host and a port",
+                "",
+                "The address at which gateways reach this node.",
+            )
+            .when_empty("the address it listens on, or that of this machine"),
+            variable(
+                "BELLJAR_CLUSTER_CA",
+                "a file",
+                "",
+                "The certificate of the authority of the cluster, in PEM, the same for all nodes and\n\
+                 gateways. `belljar cluster ca` makes one.",
+            )
+            .when_empty("none; nodes and gateways need one"),
+            variable(
+                "BELLJAR_CLUSTER_CA_KEY",
+                "a file",
+                "",
+                "The key of the authority, in PEM. Each node and gateway makes its own certificate with\n\
+                 it.",
+            )
+            .when_empty("none; nodes and gateways need one"),
+            variable(
+                "BELLJAR_LEASE_S",
+                "seconds, 3 to 3600",
+                "30",
+                "How long a node owns its sessions without renewing its lease in the database. After\n\
+                 four fifths of that time its sandboxes are frozen, and 5 seconds after its end other\n\
+                 nodes take the sessions over.",
+            ),
+            variable(
+                "BELLJAR_NODE_DRAIN_S",
+                "seconds, 0 to 86400",
+                "570",
+                "How long a stopping node takes to hibernate its sessions, so that other nodes can wake\n\
+                 them.",
+            ),
+            variable(
+                "BELLJAR_HEALTH_LISTEN",
+                "an IP address and a port",
+                "",
+                "An address of a node or gateway for health checks and metrics only, without TLS and\n\
+                 without keys. Only monitoring should reach it.",
+            )
+            .when_empty("none"),
+        ],
+    },
+    Group {
         title: "Logs",
         variables: &[
             variable(

@@ -55,19 +55,25 @@ pub(in crate::artifacts) fn make_root(directory: &Path) -> io::Result<PathBuf> {
     Ok(root)
 }
 
+/// Creates the directory of copies that are not in place yet, and removes those that a killed server left.
+pub(super) fn make_incoming(root: &Path) -> io::Result<PathBuf> {
+    let incoming = root.join("incoming");
+    DirBuilder::new().recursive(true).mode(0o700).create(&incoming)?;
+    for entry in fs::read_dir(&incoming)? {
+        let entry = entry?;
+        if !entry.file_type()?.is_dir() {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(incoming)
+}
+
 impl DirectoryStore {
     /// Opens the store in `directory`, which is created if it is missing, and removes copies that a killed server left.
     /// Only one server may have it open.
     pub(super) fn open(directory: &Path) -> io::Result<DirectoryStore> {
         let root = make_root(directory)?;
-        let incoming = root.join("incoming");
-        DirBuilder::new().recursive(true).mode(0o700).create(&incoming)?;
-        for entry in fs::read_dir(&incoming)? {
-            let entry = entry?;
-            if !entry.file_type()?.is_dir() {
-                fs::remove_file(entry.path())?;
-            }
-        }
+        make_incoming(&root)?;
         DirectoryStore::look_at(&root)
     }
 
@@ -275,27 +281,29 @@ struct DirectoryCopy {
     failures_before: u64,
 }
 
-fn foreign_copy() -> io::Error {
+pub(super) fn foreign_copy() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the copy was staged in another store")
 }
 
 /// A file in `incoming`, which is removed unless it is moved to its place.
 #[derive(Debug)]
-struct IncomingFile(PathBuf);
+pub(super) struct IncomingFile(pub(super) PathBuf);
 
 impl IncomingFile {
     fn new(directory: &Path) -> IncomingFile {
         IncomingFile(directory.join(belljar_sys::process::random_name()))
     }
 
-    fn create(directory: &Path) -> io::Result<(IncomingFile, File)> {
+    pub(super) fn create(directory: &Path) -> io::Result<(IncomingFile, File)> {
         let incoming = IncomingFile::new(directory);
         // The file is read-only from the beginning, except through this one descriptor.
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o444).open(&incoming.0)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o444);
+        let file = options.open(&incoming.0)?;
         Ok((incoming, file))
     }
 
-    fn move_to(mut self, place: &Path) -> io::Result<()> {
+    pub(super) fn move_to(mut self, place: &Path) -> io::Result<()> {
         fs::rename(&self.0, place)?;
         self.0 = PathBuf::new();
         Ok(())
@@ -311,7 +319,12 @@ impl Drop for IncomingFile {
     }
 }
 
-fn copy(from: &File, size: u64, chunk: &mut [u8], to: &mut File) -> io::Result<(Digest, u64)> {
+pub(super) fn copy(
+    from: &File,
+    size: u64,
+    chunk: &mut [u8],
+    to: &mut File,
+) -> io::Result<(Digest, u64)> {
     let mut hasher = Sha256::new();
     let (mut done, mut begun) = (0, 0);
     loop {
@@ -331,13 +344,13 @@ fn copy(from: &File, size: u64, chunk: &mut [u8], to: &mut File) -> io::Result<(
 }
 
 /// No larger than the file, because most files are small.
-fn chunk_size(size: u64) -> usize {
+pub(super) fn chunk_size(size: u64) -> usize {
     usize::try_from(size).map_or(CHUNK, |size| size.clamp(1, CHUNK))
 }
 
 /// Fills `chunk` with the bytes at offset `done`, but none beyond `size`. Returns fewer bytes, or 0, only at the end of
 /// the file.
-fn read_chunk(from: &File, done: u64, size: u64, chunk: &mut [u8]) -> io::Result<usize> {
+pub(super) fn read_chunk(from: &File, done: u64, size: u64, chunk: &mut [u8]) -> io::Result<usize> {
     let left = usize::try_from(size - done).unwrap_or(usize::MAX).min(chunk.len());
     fill(from, &mut chunk[..left], done)
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   Blobs: which contents are in use ──▶ dyn BlobStore: where they are stored
-//!                                            └── DirectoryStore
+//!                                            ├── DirectoryStore: a directory
+//!                                            └── ObjectBlobStore: S3, with a local cache
 //! ```
 //!
 //! Tenants share no content. Otherwise a tenant could find out, from the duration of an upload, what content another
@@ -16,7 +17,10 @@
 //!
 //! All of these operations block on the disk: call them on threads that may block.
 
+mod cache;
+mod copy;
 mod directory;
+mod object;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -27,13 +31,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use sha2::{Digest as _, Sha256};
+use tokio::runtime::Handle;
 
+pub use copy::{CopiedBlobs, copy_blobs};
 use directory::DirectoryStore;
 pub(super) use directory::make_root;
+use object::ObjectBlobStore;
 use store::{BlobName, BlobRemoval, BlobStore, StagedBlob, fill};
 pub use store::{BlobReader, ReadAt};
 
 use super::pins::Pins;
+use crate::objects::Objects;
 use crate::store::Digest;
 use crate::tenant_dir::TenantDir;
 
@@ -123,6 +131,17 @@ impl Blobs {
         Ok(Blobs::new(DirectoryStore::look_at(directory)?))
     }
 
+    /// Opens the contents in S3. `directory` has copies of some of them; only one server may use it. Call it in a Tokio
+    /// runtime, which all requests use.
+    pub(super) fn open_objects(objects: Objects, directory: &Path) -> io::Result<Blobs> {
+        Ok(Blobs::new(ObjectBlobStore::open(objects, directory, Handle::current())?))
+    }
+
+    /// Opens the contents in S3 read-only and without copies. Call it in a Tokio runtime.
+    pub(super) fn look_at_objects(objects: Objects) -> Blobs {
+        Blobs::new(ObjectBlobStore::look_at(objects, Handle::current()))
+    }
+
     fn new(store: impl BlobStore + 'static) -> Blobs {
         let (store, pins) = (Box::new(store), Pins::new());
         Blobs(Arc::new(BlobsState { store, pins, sweeping: Mutex::default() }))
@@ -174,7 +193,7 @@ impl Blobs {
         let _only_one = crate::lock(&self.0.sweeping);
         let mut swept = Swept::default();
         let mut batch: Vec<BlobName> = Vec::with_capacity(SWEEP_BATCH);
-        self.0.store.list(&mut |name| {
+        self.0.store.list_removable(&mut |name| {
             let other_tenant = batch.first().is_some_and(|first| first.tenant != name.tenant);
             if other_tenant || batch.len() == SWEEP_BATCH {
                 self.sweep_batch(&batch, &mut is_referenced, &mut swept)?;

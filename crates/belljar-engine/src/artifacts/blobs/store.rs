@@ -37,15 +37,22 @@ pub(super) trait BlobStore: fmt::Debug + Send + Sync {
     /// The size of a content in bytes; `None` if it does not exist.
     fn size(&self, name: BlobName) -> io::Result<Option<u64>>;
 
-    /// The path at which programs on this host can read a content. An implementation that stores contents elsewhere
-    /// keeps a copy at this path.
+    /// The path at which programs on this host can read a content. An implementation that stores contents elsewhere has
+    /// a copy there after the commit, and may remove the copy when it needs the space.
     fn path(&self, name: BlobName) -> PathBuf;
 
-    /// Makes a content unreadable. This is quick; the returned value frees its storage.
+    /// Makes a content unreadable. This is quick; the returned value frees its storage. One of the two fails with
+    /// `NotFound` if there is no such content, or if it was stored again since a sweep listed it.
     fn remove(&self, name: BlobName) -> io::Result<BlobRemoval>;
 
     /// Calls `visit` with every content, tenant by tenant, until it fails.
     fn list(&self, visit: &mut dyn FnMut(BlobName) -> io::Result<()>) -> io::Result<()>;
+
+    /// As `list`, but only contents that a sweep may remove if they are not in use. A store that several servers share
+    /// leaves out new contents, because their users may not be in the catalog yet.
+    fn list_removable(&self, visit: &mut dyn FnMut(BlobName) -> io::Result<()>) -> io::Result<()> {
+        self.list(visit)
+    }
 }
 
 /// A content that is copied but not committed.

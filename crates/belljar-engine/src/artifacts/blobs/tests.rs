@@ -2,6 +2,7 @@
 //! remove content in use.
 
 mod contract;
+mod objects;
 
 use std::collections::HashSet;
 use std::fs;

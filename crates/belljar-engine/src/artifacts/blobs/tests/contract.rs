@@ -3,10 +3,13 @@
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
+use std::time::Duration;
 
 use super::super::directory::DirectoryStore;
+use super::super::object::ObjectBlobStore;
 use super::super::store::{BlobName, BlobStore, StagedBlob};
 use super::file_with;
+use super::objects::S3Fixture;
 use crate::store::Digest;
 use crate::tenant_dir::TenantDir;
 
@@ -27,6 +30,7 @@ macro_rules! contract {
         $(
             #[test]
             fn $case() {
+                // The last value keeps what the store needs until the test ends.
                 let (store, _place) = $make();
                 super::$case(&store);
             }
@@ -35,11 +39,17 @@ macro_rules! contract {
 }
 
 contract!(directory, super::directory_store);
+contract!(object, super::object_store);
 
-/// The second value keeps the directory of the store until the test ends.
 fn directory_store() -> (DirectoryStore, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
     (DirectoryStore::open(&directory.path().join("blobs")).unwrap(), directory)
+}
+
+fn object_store() -> (ObjectBlobStore, S3Fixture) {
+    let fixture = S3Fixture::new();
+    // Contents may be removed at once, as in a directory.
+    (fixture.store("cache", Duration::ZERO), fixture)
 }
 
 fn tenant() -> TenantDir {
@@ -153,8 +163,9 @@ fn a_removed_content_is_gone(store: &dyn BlobStore) {
     assert_eq!(store.size(name(b"three")).unwrap(), None, "before its storage is freed");
     assert_eq!(free().unwrap(), 5);
     assert_eq!(all(store), [name(b"one")]);
-    let again = store.remove(name(b"three")).err().unwrap();
-    assert_eq!(again.kind(), io::ErrorKind::NotFound);
+    let again = store.remove(name(b"three")).and_then(|free| free());
+    assert_eq!(again.unwrap_err().kind(), io::ErrorKind::NotFound);
+    assert_eq!(store.open(name(b"three")).unwrap_err().kind(), io::ErrorKind::NotFound);
     put(store, b"three");
     assert_eq!(store.size(name(b"three")).unwrap(), Some(5));
 }

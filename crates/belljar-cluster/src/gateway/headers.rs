@@ -1,0 +1,125 @@
+//! Headers of requests and responses that pass through the gateway.
+
+use axum::http::header::{self, HeaderName};
+use axum::http::{HeaderMap, HeaderValue};
+use belljar_api::listen::Peer;
+
+/// Hop-by-hop headers (RFC 9110, section 7.6.1), and `Expect`, which the gateway answers itself.
+const HOP_BY_HOP: [HeaderName; 8] = [
+    header::CONNECTION,
+    header::EXPECT,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
+/// The protocol that the client wants to change to, if it asks for that.
+#[must_use]
+pub fn wanted_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    let mut named = headers.get_all(header::CONNECTION).into_iter();
+    let is_asked = named.any(|value| {
+        let mut words = value.to_str().unwrap_or_default().split(',');
+        words.any(|word| word.trim().eq_ignore_ascii_case("upgrade"))
+    });
+    headers.get(header::UPGRADE).filter(|_| is_asked).cloned()
+}
+
+/// Removes the headers that are only between two neighbours.
+pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .into_iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|text| text.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named.iter().chain(&HOP_BY_HOP).chain([&KEEP_ALIVE]) {
+        headers.remove(name);
+    }
+}
+
+/// Asks the node for the same change of protocol.
+pub fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, protocol);
+}
+
+/// Says who the client is. A proxy in front of the gateway may have said it already.
+pub fn add_forwarded(headers: &mut HeaderMap, peer: Option<Peer>) {
+    if let Some(peer) = peer {
+        let address = peer.address.ip().to_string();
+        let before: Vec<&str> = headers
+            .get_all(&FORWARDED_FOR)
+            .into_iter()
+            .filter_map(|value| value.to_str().ok())
+            .collect();
+        let all = before.into_iter().chain([address.as_str()]).collect::<Vec<_>>().join(", ");
+        if let Ok(all) = HeaderValue::from_str(&all) {
+            headers.insert(FORWARDED_FOR, all);
+        }
+    }
+    let scheme = if peer.is_some_and(|peer| peer.tls) { "https" } else { "http" };
+    headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static(scheme));
+    if let Some(host) = headers.get(header::HOST).cloned() {
+        headers.entry(FORWARDED_HOST).or_insert(host);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    fn peer() -> Option<Peer> {
+        Some(Peer { address: "10.0.0.7:1".parse().unwrap(), tls: true })
+    }
+
+    #[test]
+    fn hop_by_hop_headers_do_not_pass() {
+        let mut passing = headers(&[
+            ("connection", "close, X-Mine"),
+            ("x-mine", "1"),
+            ("keep-alive", "timeout=5"),
+            ("transfer-encoding", "chunked"),
+            ("expect", "100-continue"),
+            ("range", "bytes=0-1"),
+        ]);
+        remove_hop_by_hop(&mut passing);
+        assert_eq!(passing, headers(&[("range", "bytes=0-1")]));
+    }
+
+    #[test]
+    fn a_change_of_protocol_needs_both_headers() {
+        let websocket = ("upgrade", "websocket");
+        assert!(wanted_upgrade(&headers(&[websocket])).is_none());
+        let asked = headers(&[("connection", "keep-alive, Upgrade"), websocket]);
+        assert_eq!(wanted_upgrade(&asked).unwrap(), "websocket");
+    }
+
+    #[test]
+    fn the_client_is_named_after_those_before_it() {
+        let mut passing = headers(&[("host", "jar.example"), ("x-forwarded-for", "1.2.3.4")]);
+        add_forwarded(&mut passing, peer());
+        assert_eq!(passing["x-forwarded-for"], "1.2.3.4, 10.0.0.7");
+        assert_eq!(passing["x-forwarded-proto"], "https");
+        assert_eq!(passing["x-forwarded-host"], "jar.example");
+        let mut behind = headers(&[("x-forwarded-proto", "https"), ("x-forwarded-host", "a")]);
+        add_forwarded(&mut behind, None);
+        assert_eq!((&behind["x-forwarded-proto"], &behind["x-forwarded-host"]), (&"https".parse().unwrap(), &"a".parse().unwrap()));
+    }
+}

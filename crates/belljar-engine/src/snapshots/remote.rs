@@ -1,0 +1,415 @@
+//! Snapshots in S3, so that a session can wake on another node.
+//!
+//! ```text
+//! snapshots/<session>/<epoch>-<random>/<file>   files of one session
+//! snapshots/common/<sha256>                     layers that several sessions share
+//! ```
+//!
+//! A snapshot exists when the row of its session has its pointer ([`RemoteSnapshots::upload`] returns it): the manifest,
+//! and the key, size and SHA-256 of each file. Objects never change, and two uploads never use the same key, so a node
+//! that lost the session cannot change what the row points to. A later upload refers to objects of an earlier one if
+//! the session still has the same files.
+
+mod common_cache;
+mod hashes;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use belljar_runtime::common_layer;
+use futures_util::{StreamExt, TryStreamExt};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::files::{Manifest, SnapshotFiles};
+use super::session_snapshots::SessionSnapshots;
+use crate::clock;
+use crate::error::EngineError;
+use crate::objects::{ObjectError, Objects};
+use crate::store::Digest;
+use common_cache::CommonCache;
+pub(super) use common_cache::remove_parts;
+use hashes::Hashes;
+
+/// The version of a pointer.
+const VERSION: u32 = 1;
+
+/// The prefix of layers that sessions share.
+const COMMON: &str = "snapshots/common";
+
+/// Files of one snapshot that are sent or fetched at the same time.
+const FILES_AT_ONCE: usize = 4;
+
+/// How many sessions are remembered with the objects that they have.
+const REMEMBERED: usize = 10_000;
+
+/// Shared layers that no session refers to are removed after this time.
+const COMMON_KEPT_MS: i64 = 24 * 3600 * 1000;
+
+/// A shared layer that is older than this is sent again instead of referred to, because a sweep could be removing it.
+const COMMON_TRUSTED_MS: i64 = COMMON_KEPT_MS / 2;
+
+/// The snapshots of all sessions in S3. Clones share the state.
+#[derive(Debug, Clone)]
+pub(crate) struct RemoteSnapshots(Arc<RemoteState>);
+
+#[derive(Debug)]
+struct RemoteState {
+    objects: Objects,
+    /// What a node needs to restore memory from this one's snapshots, see `class` of [`Pointer`].
+    class: String,
+    /// Layers of this node's own zygotes.
+    commons: PathBuf,
+    /// Layers of other nodes.
+    cache: CommonCache,
+    hashes: Hashes,
+    /// The objects of sessions whose snapshots were sent or fetched here.
+    known: Mutex<HashMap<String, Vec<RemoteFile>>>,
+    /// The last id of a snapshot, see `SnapshotStore`.
+    last_id: Arc<AtomicU64>,
+}
+
+/// What the row of a session has about its snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Pointer {
+    version: u32,
+    session: String,
+    epoch: i64,
+    /// The class of nodes that can restore its memory. Others restore only its files.
+    class: String,
+    manifest: Manifest,
+    files: Vec<RemoteFile>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct RemoteFile {
+    /// The number and the kind of the file in the directory of snapshots.
+    id: u64,
+    kind: FileKind,
+    key: String,
+    bytes: u64,
+    sha256: Digest,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum FileKind {
+    Pages,
+    Index,
+    Files,
+}
+
+impl FileKind {
+    fn name(self) -> &'static str {
+        match self {
+            FileKind::Pages => "pages",
+            FileKind::Index => "index",
+            FileKind::Files => "files",
+        }
+    }
+
+    fn of(name: &str) -> Option<FileKind> {
+        [FileKind::Pages, FileKind::Index, FileKind::Files]
+            .into_iter()
+            .find(|kind| kind.name() == name)
+    }
+}
+
+impl RemoteFile {
+    fn is_common(&self) -> bool {
+        self.key.starts_with(COMMON)
+    }
+}
+
+/// A file that is open for sending.
+struct LocalFile {
+    id: u64,
+    kind: FileKind,
+    file: Arc<File>,
+    bytes: u64,
+    sha256: Digest,
+    /// Other sessions have it too.
+    shared: bool,
+}
+
+impl RemoteSnapshots {
+    /// `directory` is the directory of snapshots of this node, and `commons` that of its shared layers.
+    pub(super) fn new(
+        objects: Objects,
+        class: String,
+        commons: PathBuf,
+        cache: PathBuf,
+        last_id: Arc<AtomicU64>,
+    ) -> RemoteSnapshots {
+        RemoteSnapshots(Arc::new(RemoteState {
+            cache: CommonCache::new(cache),
+            objects,
+            class,
+            commons,
+            hashes: Hashes::default(),
+            known: Mutex::default(),
+            last_id,
+        }))
+    }
+
+    /// Sends a snapshot and returns its pointer for the row of the session. Files that S3 has already are not sent.
+    pub(crate) async fn upload(
+        &self,
+        session: &str,
+        epoch: i64,
+        snapshots: &SessionSnapshots,
+        manifest: &Manifest,
+    ) -> Result<Value, EngineError> {
+        let local =
+            self.open_files(snapshots, manifest).await.map_err(EngineError::KeepSnapshot)?;
+        let directory =
+            format!("snapshots/{session}/{epoch}-{}", belljar_sys::process::random_name());
+        let known = self.known(session);
+        let sending = local.into_iter().map(|file| self.send(file, &directory, &known));
+        let sending = futures_util::stream::iter(sending).buffered(FILES_AT_ONCE);
+        let files = sending.try_collect::<Vec<RemoteFile>>().await.map_err(failed)?;
+        self.remember(session, &files);
+        let pointer = Pointer {
+            version: VERSION,
+            session: session.to_owned(),
+            epoch,
+            class: self.0.class.clone(),
+            manifest: manifest.clone(),
+            files,
+        };
+        serde_json::to_value(pointer).map_err(|error| EngineError::KeepSnapshot(error.into()))
+    }
+
+    /// Fetches a snapshot, checks its content, and makes it visible in `into`. Files that are there already are not
+    /// fetched, so a call after a failed one fetches only the rest.
+    pub(crate) async fn fetch(
+        &self,
+        pointer: &Value,
+        into: &SessionSnapshots,
+    ) -> Result<Manifest, EngineError> {
+        let pointer = read(pointer).map_err(EngineError::KeepSnapshot)?;
+        into.run(SnapshotFiles::make).await.map_err(EngineError::KeepSnapshot)?;
+        let fetching = pointer.files.iter().map(|file| self.receive(file, into));
+        let fetching = futures_util::stream::iter(fetching).buffer_unordered(FILES_AT_ONCE);
+        let fetched = fetching.try_for_each(|()| async { Ok(()) }).await;
+        fetched.map_err(EngineError::KeepSnapshot)?;
+        let manifest = pointer.manifest.clone();
+        // S3 has the snapshot too, so it need not survive a power cut here.
+        let publish = move |files: &SnapshotFiles| files.publish(&manifest);
+        into.run(publish).await.map_err(EngineError::KeepSnapshot)?;
+        // Another node's clock may be ahead; later snapshots must have higher ids.
+        let highest = pointer.files.iter().filter(|file| !file.is_common()).map(|file| file.id);
+        let highest = highest.chain([pointer.manifest.id]).max().unwrap_or(0);
+        self.0.last_id.fetch_max(highest, Ordering::Relaxed);
+        self.remember(&pointer.session, &pointer.files);
+        Ok(pointer.manifest)
+    }
+
+    /// Removes the objects of a session that its pointer does not refer to. Call it when the row has this pointer.
+    /// Objects of later epochs belong to another owner and stay.
+    pub(crate) async fn prune(&self, pointer: &Value) -> Result<(), EngineError> {
+        let pointer = read(pointer).map_err(EngineError::KeepSnapshot)?;
+        let below = format!("snapshots/{}", pointer.session);
+        let there = self.0.objects.list_all(&below).await.map_err(failed)?;
+        let keys = there.into_iter().map(|object| object.key);
+        let unused = keys.filter(|key| {
+            let epoch = key[below.len()..].trim_start_matches('/').split_once('-');
+            let epoch = epoch.and_then(|(epoch, _)| epoch.parse::<i64>().ok());
+            epoch.is_some_and(|epoch| epoch <= pointer.epoch)
+                && !pointer.files.iter().any(|file| file.key == *key)
+        });
+        self.0.objects.remove_all(unused.collect()).await.map_err(failed)
+    }
+
+    /// Removes all snapshots of a session that has ended.
+    pub(crate) async fn remove(&self, session: &str) -> Result<(), EngineError> {
+        crate::lock(&self.0.known).remove(session);
+        let there = self.0.objects.list_all(&format!("snapshots/{session}")).await;
+        let keys = there.map_err(failed)?.into_iter().map(|object| object.key).collect();
+        self.0.objects.remove_all(keys).await.map_err(failed)
+    }
+
+    /// Removes shared layers that no session refers to and that are older than a day. `pointers` are those of all
+    /// sessions of all nodes, read after `now_ms`. Only one node may sweep at a time.
+    pub(crate) async fn sweep_common(
+        &self,
+        now_ms: i64,
+        pointers: &[Value],
+    ) -> Result<u64, EngineError> {
+        let mut used = std::collections::HashSet::new();
+        for pointer in pointers {
+            let files = read(pointer).map_err(EngineError::KeepSnapshot)?.files;
+            used.extend(files.into_iter().filter(RemoteFile::is_common).map(|file| file.key));
+        }
+        let there = self.0.objects.list_all(COMMON).await.map_err(failed)?;
+        let unused = there.into_iter().filter(|object| {
+            object.put_ms < now_ms - COMMON_KEPT_MS && !used.contains(&object.key)
+        });
+        let unused: Vec<String> = unused.map(|object| object.key).collect();
+        let count = unused.len() as u64;
+        self.0.objects.remove_all(unused).await.map_err(failed)?;
+        Ok(count)
+    }
+
+    /// Opens and hashes the files of a snapshot.
+    async fn open_files(
+        &self,
+        snapshots: &SessionSnapshots,
+        manifest: &Manifest,
+    ) -> io::Result<Vec<LocalFile>> {
+        let (state, manifest) = (Arc::clone(&self.0), manifest.clone());
+        let open = move |files: &SnapshotFiles| {
+            let parts: Vec<(u64, &str)> = manifest.parts().collect();
+            let open = |(id, kind): (u64, &str)| {
+                let file = File::open(files.path(id, kind))?;
+                let metadata = file.metadata()?;
+                let sha256 = state.hashes.of(&file, &metadata)?;
+                let shared = common_layer(&state.commons, id).is_some() || metadata.nlink() > 1;
+                let kind = FileKind::of(kind).ok_or(io::ErrorKind::InvalidInput)?;
+                let (file, bytes) = (Arc::new(file), metadata.len());
+                Ok(LocalFile { id, kind, file, bytes, sha256, shared })
+            };
+            parts.into_iter().map(open).collect()
+        };
+        snapshots.run(open).await
+    }
+
+    async fn send(
+        &self,
+        local: LocalFile,
+        directory: &str,
+        known: &[RemoteFile],
+    ) -> Result<RemoteFile, ObjectError> {
+        let LocalFile { id, kind, file, bytes, sha256, shared } = local;
+        let is_same = |other: &&RemoteFile| other.sha256 == sha256 && other.bytes == bytes;
+        if let Some(same) = known.iter().find(is_same) {
+            return Ok(RemoteFile { id, kind, key: same.key.clone(), bytes, sha256 });
+        }
+        let key = match shared {
+            true => format!("{COMMON}/{sha256}"),
+            false => format!("{directory}/{id}.{}", kind.name()),
+        };
+        if !shared || !self.has_common(&key, bytes).await? {
+            self.0.objects.put_file(&key, file, bytes).await?;
+        }
+        Ok(RemoteFile { id, kind, key, bytes, sha256 })
+    }
+
+    async fn has_common(&self, key: &str, bytes: u64) -> Result<bool, ObjectError> {
+        let found = self.0.objects.head(key).await?;
+        let trusted = clock::now_ms() - COMMON_TRUSTED_MS;
+        Ok(found.is_some_and(|object| object.size == bytes && object.put_ms > trusted))
+    }
+
+    /// Makes sure that the directory has a file of a snapshot.
+    async fn receive(&self, remote: &RemoteFile, into: &SessionSnapshots) -> io::Result<()> {
+        let (state, wanted) = (Arc::clone(&self.0), remote.clone());
+        let is_there = move |files: &SnapshotFiles| {
+            let own = files.path(wanted.id, wanted.kind.name());
+            if state.hashes.matches(&own, wanted.bytes, &wanted.sha256)? {
+                return Ok(true);
+            }
+            // This node's own zygote may have made it.
+            let common = common_layer(&state.commons, wanted.id);
+            match common {
+                Some(common) if state.hashes.matches(&common, wanted.bytes, &wanted.sha256)? => {
+                    replace_by_link(&common, &own).map(|()| true)
+                }
+                _ => Ok(false),
+            }
+        };
+        if into.run(is_there).await? {
+            return Ok(());
+        }
+        let wanted = remote.clone();
+        if remote.is_common() {
+            let cached = self.0.cache.get(&self.0, remote).await?;
+            let link = move |files: &SnapshotFiles| {
+                replace_by_link(&cached, &files.path(wanted.id, wanted.kind.name()))
+            };
+            return into.run(link).await;
+        }
+        let place = into.run(move |files| Ok(files.path(wanted.id, wanted.kind.name()))).await?;
+        self.0.download(remote, place).await
+    }
+
+    fn known(&self, session: &str) -> Vec<RemoteFile> {
+        crate::lock(&self.0.known).get(session).cloned().unwrap_or_default()
+    }
+
+    fn remember(&self, session: &str, files: &[RemoteFile]) {
+        let mut known = crate::lock(&self.0.known);
+        if known.len() >= REMEMBERED && !known.contains_key(session) {
+            // A session that is forgotten sends all its files again, which is correct and only slower.
+            let any = known.keys().next().cloned();
+            any.and_then(|any| known.remove(&any));
+        }
+        known.insert(session.to_owned(), files.to_vec());
+    }
+}
+
+impl RemoteState {
+    /// Fetches an object to a path and checks its content. The path has the whole content or does not change.
+    async fn download(&self, remote: &RemoteFile, to: PathBuf) -> io::Result<()> {
+        let part = to.with_extension(format!("part-{}", belljar_sys::process::random_name()));
+        let fetched = self.download_to(remote, part.clone()).await;
+        let (expected, key) = (remote.sha256, remote.key.clone());
+        let finishing = tokio::task::spawn_blocking(move || {
+            let finished = fetched.and_then(|file| {
+                let found = hashes::hash(&file)?;
+                if found != expected {
+                    let message = format!("`{key}` has the SHA-256 {found}, not {expected}");
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+                }
+                std::fs::rename(&part, &to)
+            });
+            finished.inspect_err(|_| drop(std::fs::remove_file(&part)))
+        });
+        finishing.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
+    }
+
+    async fn download_to(&self, remote: &RemoteFile, part: PathBuf) -> io::Result<Arc<File>> {
+        let creating = tokio::task::spawn_blocking(move || super::files::create(&part));
+        let created = creating.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        let file = Arc::new(created?);
+        self.objects.get_file(&remote.key, Arc::clone(&file), remote.bytes).await?;
+        Ok(file)
+    }
+}
+
+fn replace_by_link(from: &std::path::Path, to: &std::path::Path) -> io::Result<()> {
+    match std::fs::remove_file(to) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    std::fs::hard_link(from, to)
+}
+
+/// Reads a pointer. It must name each file of its manifest, and no others.
+fn read(pointer: &Value) -> io::Result<Pointer> {
+    let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
+    let pointer = Pointer::deserialize(pointer).map_err(|error| {
+        invalid(format!("the pointer to the snapshot is not readable: {error}"))
+    })?;
+    if pointer.version != VERSION {
+        let version = pointer.version;
+        return Err(invalid(format!("the pointer to the snapshot has the version {version}")));
+    }
+    let has =
+        |id, kind: &str| pointer.files.iter().any(|file| file.id == id && file.kind.name() == kind);
+    if !pointer.manifest.parts().all(|(id, kind)| has(id, kind)) {
+        return Err(invalid("the pointer to the snapshot lacks some of its files".into()));
+    }
+    Ok(pointer)
+}
+
+fn failed(error: ObjectError) -> EngineError {
+    EngineError::KeepSnapshot(error.into())
+}

@@ -1,0 +1,97 @@
+//! Random faults while clients work; then the history is checked.
+//!
+//! `make test-cluster SECONDS=3600` runs for that long. A failure prints its seed and where the history and the logs are.
+//! `make test-cluster SEED=7` causes the same faults again, as far as timing allows.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use belljar_testkit::cluster::dice::Dice;
+use belljar_testkit::cluster::{Cluster, Plan};
+use belljar_testkit::skip;
+
+use crate::checker;
+use crate::faults::{Schedule, inject};
+use crate::history::Recorder;
+use crate::workload::{BOUND, World};
+
+/// How long faults are caused in `make test`.
+const SECONDS: u64 = 45;
+
+const NODES: usize = 3;
+const GATEWAYS: usize = 2;
+const CLIENTS: u64 = 4;
+
+/// Faults at the same time.
+const OVERLAP: usize = 2;
+
+/// After the last fault the cluster recovers within this time.
+const RECOVERY: Duration = Duration::from_secs(30);
+
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok().filter(|text| !text.is_empty()).map(|text| text.parse().expect(name))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn faults_violate_no_promise() {
+    if let Some(why) = belljar_testkit::cluster::is_impossible() {
+        skip!("{why}");
+    }
+    let seed = setting("CLUSTER_SEED").unwrap_or_else(|| u64::from(std::process::id()));
+    let seconds = setting("CLUSTER_SECONDS").unwrap_or(SECONDS);
+    eprintln!("CLUSTER_SEED={seed} CLUSTER_SECONDS={seconds}");
+    let plan = Plan::new(NODES, GATEWAYS).env("BELLJAR_SNAPSHOT_EVERY_S", "2").env("BELLJAR_LOG", "info");
+    let cluster = Arc::new(plan.start().await);
+    let history = history_path(seed);
+    let world = World::new(&cluster, Recorder::new(&history));
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|n| tokio::spawn(Arc::clone(&world).client(Dice::new(seed.wrapping_mul(31).wrapping_add(n)))))
+        .collect();
+    let end = tokio::time::Instant::now() + Duration::from_secs(seconds);
+    let schedule = Schedule::new(seed, NODES, GATEWAYS);
+    let counts = inject(&cluster, || Arc::clone(&world), schedule, end, OVERLAP).await;
+    recover(&cluster).await;
+    world.finish();
+    for client in clients {
+        client.await.expect("a client that works");
+    }
+    world.look_at_all(&mut Dice::new(seed)).await;
+    let entries = world.recorder.entries();
+    let violations = checker::check(&entries, BOUND);
+    let wrong = world.wrong_answers();
+    let faults: u64 = counts.values().sum();
+    let executions = checker::executions(&entries);
+    println!(
+        "seed {seed}: {faults} faults {counts:?}; {executions} executions; {}; violations {}",
+        world.summary(),
+        violations.len() + wrong.len()
+    );
+    if !violations.is_empty() || !wrong.is_empty() {
+        let logs = cluster.keep_logs();
+        let _ = std::fs::copy(&history, logs.join("history.jsonl"));
+        let shown = violations.iter().take(20);
+        panic!(
+            "seed {seed}: {:#?}\n{:#?}\nlogs and history: {}",
+            shown.collect::<Vec<_>>(),
+            wrong.iter().take(20).collect::<Vec<_>>(),
+            logs.display()
+        );
+    }
+    assert!(executions > seconds, "clients hardly worked: {executions} executions");
+}
+
+/// Waits until all nodes and gateways serve again.
+async fn recover(cluster: &Cluster) {
+    let begun = Instant::now();
+    cluster.has_ready_nodes(NODES).await;
+    for gateway in 0..GATEWAYS {
+        cluster.answers(gateway).await;
+    }
+    let took = begun.elapsed();
+    assert!(took < RECOVERY, "the cluster needed {} s to recover", took.as_secs());
+}
+
+fn history_path(seed: u64) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("cluster-history-{seed}.jsonl"))
+}
