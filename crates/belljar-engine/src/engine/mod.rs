@@ -67,7 +67,7 @@ use crate::rules::{self, Phase};
 use crate::session::Session;
 use crate::session_directory::SessionDirectory;
 use crate::state::{self, EngineState};
-use crate::store::{SessionRow, Store};
+use crate::store::{NodeLoad, SessionRow, Store};
 use registry::Registry;
 
 /// A disk with fewer free bytes than this counts as full: there is room for little more than a page of the database.
@@ -197,6 +197,13 @@ impl Engine {
     #[must_use]
     pub fn live_sessions(&self) -> usize {
         self.registry.count()
+    }
+
+    /// What sandboxes have reserved.
+    #[must_use]
+    pub fn node_load(&self) -> NodeLoad {
+        let load = self.state.admission.load();
+        NodeLoad { sessions: load.sessions, memory: load.memory }
     }
 
     /// Whether any session or run is alive.
