@@ -46,8 +46,10 @@ impl Driver {
         self.reservation = None;
         self.sleeping = Some(sleeping);
         // If this is not stored, the next server looks for the sandbox and finds none.
-        let _ = store.set_sandbox(&id, Phase::Hibernated, None, Durability::Soon).await;
+        let stored = store.set_sandbox(&id, Phase::Hibernated, None, Durability::Soon).await;
+        let _ = self.session.noticed(stored);
         self.drop_earlier(&manifest).await;
+        self.fall_asleep(&manifest);
         self.write_metadata();
         tracing::info!(session.id = id, bytes = manifest.bytes, "session {id} is hibernated");
         Ok(manifest.left_out())
@@ -65,8 +67,39 @@ impl Driver {
         };
         let manifest = self.capture(sandbox, places, force, true).await?;
         let (store, id) = (&self.state.store, &self.session.id);
-        store.set_phase(id, Phase::Hibernated, None, Durability::Power).await?;
+        let stored = store.set_phase(id, Phase::Hibernated, None, Durability::Power).await;
+        self.session.noticed(stored)?;
         Ok(manifest)
+    }
+
+    /// The session wakes from this snapshot, which is uploaded.
+    pub(super) fn fall_asleep(&mut self, manifest: &Manifest) {
+        self.hibernated_as = Some(manifest.id);
+        (self.files_only, self.release_again_at) = (None, None);
+        self.asleep_since = tokio::time::Instant::now();
+        self.upload(manifest, true);
+    }
+
+    /// Takes a snapshot of a session that goes on, for S3.
+    pub(super) async fn renew_snapshot(&mut self, sandbox: &Sandbox) {
+        self.snapshot_later();
+        let used = self.used;
+        match self.capture(sandbox, &["session", "tmp", "shm"], false, false).await {
+            Ok(manifest) => {
+                self.snapshot_of_use = Some(used);
+                self.drop_earlier(&manifest).await;
+                self.upload(&manifest, false);
+            }
+            Err(error) => {
+                let why = crate::error::in_full(&error);
+                tracing::info!(session.id = self.session.id, "no periodic snapshot: {why}");
+            }
+        }
+    }
+
+    pub(super) fn snapshot_later(&mut self) {
+        let every = self.state.config.snapshot_every;
+        self.snapshot_again_at = every.map(|every| tokio::time::Instant::now() + every);
     }
 
     /// Takes a snapshot of the present state.
@@ -163,6 +196,7 @@ impl Driver {
         let _ = self.attach_network(&fresh, true).await;
         self.is_at(exec);
         self.touch(self.session.spec.ttl_s);
+        self.upload(&manifest, false);
         (Some(self.end_exclusive(fresh)), Ok(()))
     }
 
@@ -174,7 +208,7 @@ impl Driver {
                 let handle = Some(fresh.handle().clone());
                 let (store, id) = (&self.state.store, &self.session.id);
                 let stored = store.set_sandbox(id, Phase::Ready, handle, Durability::Process).await;
-                stored.map_err(EngineError::Store)
+                self.session.noticed(stored).map_err(EngineError::Store)
             }
             Err(error) => Err(error),
         };

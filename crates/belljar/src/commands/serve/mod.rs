@@ -233,6 +233,8 @@ fn engine_config(
         spill: server.spill,
         snapshots: server.snapshots.clone(),
         max_ttl_s: server.max_ttl_s,
+        node: None,
+        snapshot_every: None,
     }
 }
 
