@@ -190,6 +190,7 @@ fn later(from: Instant, by: Duration) -> Instant {
 pub(crate) async fn drive(state: Arc<EngineState>, owner: SessionOwner, start: DriverStart) {
     let DriverStart { reservation, origin, permit } = start;
     let mut driver = Driver::new(state, owner, reservation, &origin);
+    driver.warn_of_pinning();
     if driver.next_number > 1 {
         driver.find_last_exec().await;
     }
@@ -212,7 +213,6 @@ pub(crate) async fn drive(state: Arc<EngineState>, owner: SessionOwner, start: D
             Creation::Over => return,
         },
     };
-    driver.warn_of_pinning();
     drop(permit);
     driver.live(present).await;
 }
