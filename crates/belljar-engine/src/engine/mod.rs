@@ -26,6 +26,8 @@
 mod archives;
 mod artifacts;
 mod claim;
+#[cfg(test)]
+mod cluster_tests;
 mod create;
 mod datasets;
 mod execs;

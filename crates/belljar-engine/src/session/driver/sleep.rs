@@ -79,7 +79,10 @@ impl Driver {
             Command::Used => {}
             Command::Warn(warning) => self.warn(warning),
             Command::Hibernate { answer, .. } => {
-                let lost = self.hibernated().await.map(|manifest| manifest.left_out());
+                let lost = match &self.unfetched {
+                    Some(pointer) => Ok(pointer.resume().notes),
+                    None => self.hibernated().await.map(|manifest| manifest.left_out()),
+                };
                 let _ = answer.send(lost);
             }
             Command::Fork { from, answer, .. } => {
