@@ -106,7 +106,8 @@ impl Driver {
         if let Some(exec) = live.values().find(|exec| exec.stage() != Stage::Finished) {
             return Err(self.not_quiescent(format!("execution `{}` runs", exec.id)));
         }
-        if self.session.is_attached() {
+        // A drain ends these connections.
+        if self.session.is_attached() && !self.state.availability.is_draining() {
             let reason = "a client follows a terminal or changes of files";
             return Err(self.not_quiescent(reason.into()));
         }
