@@ -14,6 +14,7 @@ pub mod openapi;
 pub mod port;
 #[cfg(feature = "s3")]
 pub mod s3;
+pub mod postgres;
 pub mod scratch_host;
 pub mod server;
 pub mod session;
