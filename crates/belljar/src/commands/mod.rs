@@ -13,6 +13,7 @@ pub(crate) mod key;
 mod limits;
 mod outage;
 mod output;
+mod posture;
 mod progress;
 mod remove;
 pub(crate) mod run;
