@@ -164,7 +164,7 @@ fn seen_from_outside(served: &CliServer) -> Vec<String> {
         claim(nested, "is in the host's PID namespace".to_owned());
         let uids: Vec<u32> =
             field("Uid").split_whitespace().filter_map(|id| id.parse().ok()).collect();
-        let own = |uid: &u32| *uid >= ids::FIRST_HOST_ID + ids::BLOCK_SIZE;
+        let own = |uid: &u32| *uid >= ids::IdRange::USUAL.first + ids::IdRange::USUAL.block_size;
         claim(uids.iter().all(own), format!("has no ids of its own: {uids:?}"));
         let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         let limit = |file: &str| {

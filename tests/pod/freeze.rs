@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use belljar_sys::cgroup::{Freezer, Parent};
+use belljar_testkit::client::Events;
 use belljar_testkit::server::Server;
-use belljar_testkit::session::Session;
 use belljar_testkit::skip_unless_root;
-use belljar_testkit::wait::{PATIENCE, eventually};
+use belljar_testkit::wait::PATIENCE;
 use serde_json::json;
 
 /// Freezes all sandboxes of the server, and waits until they stand still.
@@ -22,9 +22,9 @@ fn freeze(server: &Server) -> Freezer {
     freezer
 }
 
-async fn count(session: &Session) -> u64 {
-    let info = session.client.get(&session.path("/execs/counts/output")).await.text(200);
-    info.lines().rfind(|line| !line.is_empty()).and_then(|line| line.parse().ok()).unwrap_or(0)
+/// Follows the output of an execution. Returns whether more comes within `limit`.
+async fn prints(events: &mut Events, limit: Duration) -> bool {
+    tokio::time::timeout(limit, events.next()).await.is_ok()
 }
 
 #[tokio::test]
@@ -35,18 +35,18 @@ async fn a_busy_sandbox_stops_and_goes_on() {
     session.python("x = 'kept'").await;
     // It counts in a plain loop, and prints now and then.
     let code = "import os\ni = 0\nwhile not os.path.exists('/session/go'):\n    i += 1\n    \
-                if i % 1000 == 0: print(i, flush=True)\nprint('end')";
+                if i % 100000 == 0: print(i, flush=True)\nprint('end')";
     let pending = session.begin("counts", "running", json!({"code": code})).await;
-    eventually("it counts", async || count(&session).await > 0).await;
+    let mut events = server.follow(&session.path("/execs/counts/events")).await;
+    assert!(prints(&mut events, PATIENCE).await, "it counts");
     let freezer = freeze(&server);
-    // What was printed before may still be on its way.
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    let before = count(&session).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(count(&session).await, before, "it counts while it is frozen");
+    // What was printed before is still read.
+    while prints(&mut events, Duration::from_millis(500)).await {}
+    assert!(!prints(&mut events, Duration::from_secs(1)).await, "it counts while it is frozen");
     assert_eq!(server.get("/readyz").await.status, 200, "the server goes on");
     freezer.thaw().expect("thawed");
-    eventually("it counts on", async || count(&session).await > before).await;
+    assert!(prints(&mut events, PATIENCE).await, "it counts on");
+    drop(events);
     session.release().await;
     assert_eq!(pending.result().await["status"], "ok");
     assert_eq!(session.printed("print(x)").await, "kept\n");

@@ -27,8 +27,8 @@ fn init(installation: &Installation, command: &[&str]) -> Command {
 
 fn installation() -> Arc<Installation> {
     let installation = Installation::new();
-    let socket = format!("unix:{}", installation.path("api.sock").display());
-    Arc::new(installation.env("BELLJAR_LISTEN", &socket))
+    let socket = installation.path("api.sock").display().to_string();
+    Arc::new(installation.env("BELLJAR_UNIX", &socket))
 }
 
 async fn serve(installation: &Arc<Installation>) -> Server {

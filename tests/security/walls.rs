@@ -169,7 +169,7 @@ impl WallSite {
         for sandbox in made {
             sandbox.destroy().await;
         }
-        let first = ids::FIRST_HOST_ID + ids::BLOCK_SIZE;
+        let first = ids::IdRange::USUAL.first + ids::IdRange::USUAL.block_size;
         let own = uids.iter().all(|id| id.is_some_and(|id| id >= first));
         let held = own && uids.len() == 2;
         Ok(if held { Verdict::Held } else { Verdict::Noticed(format!("host ids {uids:?}")) })

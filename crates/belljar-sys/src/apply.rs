@@ -115,7 +115,9 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
 
 /// Writes the id maps of a child that waits for them in a new user namespace.
 pub fn map_ids(pid: u32, map: IdMap) -> io::Result<()> {
-    let line = |inside: u32, outside: u32| format!("{inside} {outside} {}\n", map.count);
+    let user = map.user.map(|ids| format!("{} {} {}\n", ids.inside, ids.outside, ids.count));
+    let user = user.unwrap_or_default();
+    let line = |inside: u32, outside: u32| format!("{inside} {outside} {}\n{user}", map.count);
     std::fs::write(format!("/proc/{pid}/uid_map"), line(map.inside, map.outside))?;
     if !map.setgroups {
         std::fs::write(format!("/proc/{pid}/setgroups"), "deny")?;

@@ -38,8 +38,18 @@ pub struct IdMap {
     pub outside: u32,
     pub outside_group: u32,
     pub count: u32,
+    /// A second range, if the first does not reach to the sandbox's user.
+    pub user: Option<UserIds>,
     /// Whether the writer may map groups without first giving up `setgroups`.
     pub setgroups: bool,
+}
+
+/// The sandbox's user, and ids after it. The same for users and groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserIds {
+    pub inside: u32,
+    pub outside: u32,
+    pub count: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -262,6 +272,9 @@ impl fmt::Display for Plan {
         writeln!(f, "new namespaces: {}", names.join(" "))?;
         if let Some(map) = self.ids {
             writeln!(f, "ids {} + {} are {} outside", map.inside, map.count, map.outside)?;
+            if let Some(UserIds { inside, outside, count }) = map.user {
+                writeln!(f, "ids {inside} + {count} are {outside} outside")?;
+            }
         }
         self.steps.iter().try_for_each(|step| writeln!(f, "{step}"))
     }

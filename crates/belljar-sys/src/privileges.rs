@@ -131,6 +131,13 @@ pub fn may_mount() -> bool {
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
+/// Whether this process is in a user namespace other than the machine's. Its inode is `PROC_USER_INIT_INO` of Linux.
+#[must_use]
+pub fn in_user_namespace() -> bool {
+    const INITIAL: &str = "user:[4026531837]";
+    std::fs::read_link("/proc/self/ns/user").is_ok_and(|name| name.as_os_str() != INITIAL)
+}
+
 #[must_use]
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()

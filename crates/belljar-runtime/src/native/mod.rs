@@ -29,9 +29,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use belljar_sys::cgroup::{self, CgroupError, Parent};
-use belljar_sys::ids::{IdBlock, IdBlocks};
+use belljar_sys::ids::{Block, IdBlock, IdBlocks, IdRange};
 use belljar_sys::plan::{Access, FdIndex, Source, Step};
-use belljar_sys::{channel, ids, mount, privileges, process, procfs};
+use belljar_sys::{channel, mount, privileges, process, procfs};
 
 use crate::data;
 use crate::host_files;
@@ -70,7 +70,8 @@ pub struct Prepared {
     config: NativeConfig,
     spawner: Spawner,
     cgroups: Result<Parent, CgroupError>,
-    privileged: bool,
+    /// The user ids of sandboxes; none without root.
+    ids: Option<IdRange>,
     weakening: Weakening,
 }
 
@@ -107,10 +108,11 @@ impl Prepared {
         weakening: Weakening,
     ) -> Result<Prepared, RuntimeError> {
         let privileged = privileges::is_root() && privileges::may_mount();
-        // Before the spawner starts: without root, our cgroup must have no processes.
+        let ids = privileged.then(IdRange::here).transpose().map_err(RuntimeError::Ids)?;
+        // Before the spawner starts: it must not stay in a cgroup that enables controllers for others.
         let cgroups = Parent::prepare(&config.cgroup_parent, privileged);
-        let spawner = start_spawner(&config, privileged, &weakening)?;
-        Ok(Prepared { config, spawner, cgroups, privileged, weakening })
+        let spawner = start_spawner(&config, ids, &weakening)?;
+        Ok(Prepared { config, spawner, cgroups, ids, weakening })
     }
 
     /// Whether limits can be set on sandboxes. The self-test checks that they hold.
@@ -131,14 +133,10 @@ impl Prepared {
     }
 
     fn launch_for(self, owner: Option<String>) -> Result<Arc<NativeRuntime>, RuntimeError> {
-        let Prepared { config, spawner, cgroups, privileged, weakening } = self;
+        let Prepared { config, spawner, cgroups, ids, weakening } = self;
         private::make(&config.run_dir)?;
-        let ids = if privileged {
-            let blocks = IdBlocks::new(config.run_dir.join("ids")).map_err(RuntimeError::Ids)?;
-            Some(Mutex::new(blocks))
-        } else {
-            None
-        };
+        let blocks = |range| IdBlocks::new(config.run_dir.join("ids"), range).map(Mutex::new);
+        let ids = ids.map(blocks).transpose().map_err(RuntimeError::Ids)?;
         let random = &process::random_name()[..8];
         let instance = match &owner {
             Some(owner) => format!("{owner}.{random}"),
@@ -222,10 +220,9 @@ impl NativeRuntime {
         if current.generation() != gone.generation() {
             return Ok(current);
         }
-        let (config, privileged) = (self.config.clone(), self.ids.is_some());
+        let (config, ids) = (self.config.clone(), self.id_range());
         let weakening = self.weakening.clone();
-        let started =
-            tokio::task::spawn_blocking(move || start_spawner(&config, privileged, &weakening));
+        let started = tokio::task::spawn_blocking(move || start_spawner(&config, ids, &weakening));
         let started = started
             .await
             .map_err(|panic| RuntimeError::StartSpawner(io::Error::other(panic)))??;
@@ -265,7 +262,7 @@ impl NativeRuntime {
         }
         let pid = spawned.pid;
         let started = procfs::start_time(pid).map_err(RuntimeError::Connect)?;
-        let block = parts.block.block;
+        let block = parts.block.block.map(|block| block.number);
         let handle = Handle { name, pid, started, nonce, block, container: None };
         let native_handle = NativeHandle {
             process: channel::watched(spawned.keep()).map_err(RuntimeError::Connect)?,
@@ -336,7 +333,7 @@ impl NativeRuntime {
     async fn data_of(
         &self,
         spec: &SandboxSpec,
-        block: Option<u32>,
+        block: Option<Block>,
         spawner: &AsyncSpawner,
     ) -> Result<Option<OwnedFd>, RuntimeError> {
         let Some(DataMount { host_path: path }) = &spec.data else { return Ok(None) };
@@ -359,7 +356,7 @@ impl NativeRuntime {
     async fn session_of(
         &self,
         spec: &SandboxSpec,
-        block: Option<u32>,
+        block: Option<Block>,
         spawner: &AsyncSpawner,
     ) -> Result<Option<OwnedFd>, RuntimeError> {
         let Some(place) = &spec.session_files else { return Ok(None) };
@@ -368,7 +365,7 @@ impl NativeRuntime {
             return Ok(None);
         };
         if place.kind == VolumeKind::Directory {
-            let id = ids::host_id(block, USER_ID);
+            let id = block.host_id(USER_ID);
             host_files::give_to(place.plain_files(), (id, id)).await?;
             return Ok(Some(open_tree(&place.plain_files())?));
         }
@@ -390,7 +387,7 @@ impl NativeRuntime {
     async fn volumes_of(
         &self,
         spec: &SandboxSpec,
-        block: Option<u32>,
+        block: Option<Block>,
         spawner: &AsyncSpawner,
     ) -> Result<Vec<OwnedFd>, RuntimeError> {
         let Some(block) = block.filter(|_| !spec.volumes.is_empty()) else {
@@ -424,7 +421,7 @@ impl NativeRuntime {
         &self,
         spec: &SandboxSpec,
         image: &Staged,
-        block: Option<u32>,
+        block: Option<Block>,
         spawner: &AsyncSpawner,
     ) -> Result<Option<OwnedFd>, RuntimeError> {
         let Some(path) = &spec.workspace else { return Ok(None) };
@@ -466,9 +463,10 @@ impl NativeRuntime {
             link => link?,
         };
         // From here on we own it: it is ended and removed if anything fails.
-        if let (Some(ids), Some(block)) = (&self.ids, handle.block) {
-            lock(ids).remember(block);
-        }
+        let block = match (&self.ids, handle.block) {
+            (Some(ids), Some(block)) => Some(lock(ids).remember(block)),
+            _ => None,
+        };
         // The image may have been removed, or its name may refer to another one. Then the host image is the best guess, and
         // kernels that cannot begin with its zygote start the slow way.
         let image = self.image_of(spec.image.as_deref());
@@ -478,7 +476,7 @@ impl NativeRuntime {
             cgroup: self.cgroups.as_ref().ok().map(|parent| parent.adopt(&handle.name)),
             image: Arc::clone(&image),
             _socket: SocketGuard(socket),
-            block: BlockGuard { runtime: Arc::clone(self), block: handle.block },
+            block: BlockGuard { runtime: Arc::clone(self), block },
         };
         Ok(assemble(&image, handle, spec, link, native_handle))
     }
@@ -520,6 +518,12 @@ impl NativeRuntime {
     #[must_use]
     pub fn separates_ids(&self) -> bool {
         self.ids.is_some()
+    }
+
+    /// The user ids of sandboxes; none if all have the server's.
+    #[must_use]
+    pub fn id_range(&self) -> Option<IdRange> {
+        self.ids.as_ref().map(|ids| lock(ids).range())
     }
 
     /// Our cgroup, or why there is none.
@@ -673,7 +677,7 @@ impl FdList {
 #[derive(Debug)]
 pub(crate) struct BlockGuard {
     runtime: Arc<NativeRuntime>,
-    block: Option<u32>,
+    block: Option<Block>,
 }
 
 impl Drop for BlockGuard {
@@ -705,10 +709,11 @@ fn limits(spec: &SandboxSpec) -> cgroup::Limits {
 /// Starts a spawner and assembles the image in it. Blocks.
 fn start_spawner(
     config: &NativeConfig,
-    privileged: bool,
+    ids: Option<IdRange>,
     weakening: &Weakening,
 ) -> Result<Spawner, RuntimeError> {
-    let outer = weakening.outer_ids(plan::outer_id_map(privileged));
+    let privileged = ids.is_some();
+    let outer = weakening.outer_ids(plan::outer_id_map(ids));
     let spawner = Spawner::start(&config.executable, outer, privileged)?;
     let mut steps = weakening.image(image::steps(&config.image));
     let trees = if privileged { open_sources(&mut steps)? } else { Vec::new() };

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use belljar_sys::ids;
+use belljar_sys::ids::{Block, IdRange};
 use belljar_sys::plan::{Access, FdIndex, IdMap, Namespace, Plan, Source, Step};
 
 use super::spawner::STAGE;
@@ -63,7 +63,7 @@ pub(crate) struct SandboxFds {
 pub(crate) fn sandbox(
     image: &Path,
     spec: &SandboxSpec,
-    block: Option<u32>,
+    block: Option<Block>,
     fds: SandboxFds,
 ) -> Plan {
     let root = Path::new(STAGE).join("root");
@@ -201,67 +201,55 @@ pub(crate) fn volume_access(volume: &VolumeMount) -> Access {
 }
 
 /// A process in a user namespace with a sandbox's ids, for making idmapped mounts.
-pub(crate) fn translator(block: u32) -> Plan {
+pub(crate) fn translator(block: Block) -> Plan {
     Plan { namespaces: vec![Namespace::User], ids: Some(id_map(Some(block))), steps: Vec::new() }
 }
 
 /// Like [`translator`], for files of one owner on disk, which the sandbox's user sees as its own.
-pub(crate) fn translator_of_owner(block: u32, (uid, gid): (u32, u32)) -> Plan {
-    let outside = ids::offset(block) + USER_ID;
+pub(crate) fn translator_of_owner(block: Block, (uid, gid): (u32, u32)) -> Plan {
+    let outside = block.user_offset(USER_ID);
     let ids = IdMap {
         inside: uid,
         inside_group: gid,
         outside,
         outside_group: outside,
         count: 1,
+        user: None,
         setgroups: true,
     };
     Plan { namespaces: vec![Namespace::User], ids: Some(ids), steps: Vec::new() }
 }
 
 /// The id map of one sandbox, as the spawner in the outer namespace writes it.
-fn id_map(block: Option<u32>) -> IdMap {
+fn id_map(block: Option<Block>) -> IdMap {
     match block {
-        Some(block) => IdMap {
-            inside: 0,
-            inside_group: 0,
-            outside: ids::offset(block),
-            outside_group: ids::offset(block),
-            count: ids::BLOCK_SIZE,
-            setgroups: true,
-        },
+        Some(block) => block.id_map(USER_ID),
         None => IdMap {
             inside: USER_ID,
             inside_group: USER_ID,
             outside: 0,
             outside_group: 0,
             count: 1,
+            user: None,
             setgroups: false,
         },
     }
 }
 
-/// The id map of the outer namespace, as the server writes it.
-pub(crate) fn outer_id_map(privileged: bool) -> IdMap {
-    if privileged {
-        IdMap {
-            inside: 0,
-            inside_group: 0,
-            outside: ids::FIRST_HOST_ID,
-            outside_group: ids::FIRST_HOST_ID,
-            count: ids::BLOCKS * ids::BLOCK_SIZE,
-            setgroups: true,
-        }
-    } else {
-        let (uid, gid) = belljar_sys::privileges::own_ids();
-        IdMap {
-            inside: 0,
-            inside_group: 0,
-            outside: uid,
-            outside_group: gid,
-            count: 1,
-            setgroups: false,
-        }
+/// The id map of the outer namespace, as the server writes it. Without a range, sandboxes have the server's id.
+pub(crate) fn outer_id_map(range: Option<IdRange>) -> IdMap {
+    if let Some(range) = range {
+        return range.outer_map();
+    }
+    let (uid, gid) = belljar_sys::privileges::own_ids();
+    IdMap {
+        inside: 0,
+        inside_group: 0,
+        outside: uid,
+        outside_group: gid,
+        count: 1,
+        user: None,
+        setgroups: false,
     }
 }
 
@@ -286,7 +274,8 @@ mod tests {
             volumes: None,
             workspace: None,
         };
-        insta::assert_snapshot!(sandbox(&staged_root(), &spec, Some(3), fds));
+        let block = Block { number: 3, range: IdRange::USUAL };
+        insta::assert_snapshot!(sandbox(&staged_root(), &spec, Some(block), fds));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use belljar_sys::cgroup;
-use belljar_sys::ids::{BLOCK_SIZE, BLOCKS};
+use belljar_sys::ids::{Block, IdRange};
 use belljar_sys::plan::{Access, FdIndex, IdMap, Namespace, Plan, Source, Step};
 
 use super::image::{self, Image};
@@ -149,7 +149,12 @@ pub fn walls(image: &Image) -> Vec<(String, Gap)> {
         volumes: None,
         workspace: None,
     };
-    let plan = plan::sandbox(&image::staged_root(), &spec, Some(1), fds);
+    let plan = plan::sandbox(
+        &image::staged_root(),
+        &spec,
+        Some(Block { number: 1, range: IdRange::USUAL }),
+        fds,
+    );
     let mut walls: Vec<(String, Gap)> = Vec::new();
     for namespace in &plan.namespaces {
         walls.push((format!("{namespace:?} namespace"), Gap::Namespace(*namespace)));
@@ -315,7 +320,7 @@ impl Weakening {
         let hosts = self.gaps.contains(&Gap::HostIds);
         // Above the ids of real users, which must not be affected.
         let first = if hosts { 100_000 } else { map.outside };
-        let count = if hosts { 64 * BLOCK_SIZE } else { map.count };
+        let count = if hosts { 64 * IdRange::USUAL.block_size } else { map.count };
         IdMap { outside: first, outside_group: first, count, ..map }
     }
 }
@@ -346,8 +351,8 @@ fn without(mut plan: Plan, gap: &Gap) -> Plan {
                 Namespace::Mount | Namespace::Pid | Namespace::Ipc => {}
             }
         }
-        Gap::AllIds => map_to(&mut plan, 0, BLOCKS * BLOCK_SIZE),
-        Gap::SpawnersIds => map_to(&mut plan, 0, BLOCK_SIZE),
+        Gap::AllIds => map_to(&mut plan, 0, IdRange::USUAL.outer_map().count),
+        Gap::SpawnersIds => map_to(&mut plan, 0, IdRange::USUAL.block_size),
         Gap::Step { text, instead } => plan.steps = replace(plan.steps, text, instead),
         Gap::Mount { target, option } => {
             let steps = plan.steps.into_iter();

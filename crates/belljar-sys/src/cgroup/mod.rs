@@ -6,6 +6,7 @@
 
 mod freeze;
 mod layout;
+mod place;
 
 use std::fs::{self, File};
 use std::io;
@@ -17,6 +18,8 @@ use std::time::Duration;
 pub use freeze::Freezer;
 use layout::{CONTROLLERS, parse_cached_files};
 pub use layout::{Layout, Limits, parse_oom_kills};
+use place::LEAF;
+pub use place::{Place, Surroundings};
 
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
@@ -56,56 +59,84 @@ pub enum CgroupError {
 #[derive(Debug, Clone)]
 pub struct Parent {
     layout: Layout,
+    place: Place,
     /// Our directory in each hierarchy, with the controllers that are enabled there.
     directories: Vec<(PathBuf, Vec<&'static str>)>,
 }
 
 impl Parent {
-    /// Prepares `name` below the root of every hierarchy (for root), or below our own cgroup (for an ordinary user whose session
-    /// manager delegated one).
+    /// Prepares the directory `name` in every hierarchy.
+    ///
+    /// On a machine, root has it at the root of every hierarchy, and an ordinary user in the cgroup that the session manager
+    /// delegated. In a container it is in the container's own cgroup. `/name` and `./name` choose the root and our own cgroup.
     pub fn prepare(name: &str, privileged: bool) -> Result<Parent, CgroupError> {
-        let mountinfo = read(Path::new("/proc/self/mountinfo"))?;
-        let layout = Layout::parse(&mountinfo);
-        let base = match (&layout, privileged) {
-            (Layout::Absent, _) => return Err(CgroupError::Absent),
-            (_, true) => PathBuf::new(),
-            (Layout::Unified { root }, false) => make_room_in_own_cgroup(root)?,
-            // Version 1 delegates nothing to ordinary users; making the directory fails with the reason.
-            (Layout::Legacy { .. }, false) => PathBuf::new(),
-        };
-        let mut directories = Vec::new();
-        for (root, controllers) in layout.trees() {
-            let start = root.join(&base);
-            let directory = start.join(name);
-            make_directory(&directory)?;
-            // A directory that another user made, for example root, exists but is not writable.
-            rustix::fs::access(&directory, rustix::fs::Access::WRITE_OK)
-                .map_err(|e| CgroupError::Make { path: directory.clone(), cause: e.into() })?;
-            if let Layout::Unified { .. } = layout {
-                // A controller works in a directory only if all directories above enable it.
-                enable(&start, &controllers)?;
-                enable(&directory, &controllers)?;
+        Parent::prepare_in(&Surroundings::read()?, name, privileged)
+    }
+
+    fn prepare_in(
+        surroundings: &Surroundings,
+        name: &str,
+        privileged: bool,
+    ) -> Result<Parent, CgroupError> {
+        let parent = Parent::planned(surroundings, name, privileged)?;
+        for (directory, controllers) in &parent.directories {
+            let above = directory.parent().unwrap_or(Path::new("/"));
+            let is_unified = matches!(parent.layout, Layout::Unified { .. });
+            if is_unified && parent.place == Place::Own {
+                make_room(above, privileged && surroundings.is_container())?;
             }
-            directories.push((directory, controllers));
+            make_directory(directory)?;
+            // A directory that another user made, for example root, exists but is not writable.
+            rustix::fs::access(directory, rustix::fs::Access::WRITE_OK)
+                .map_err(|e| CgroupError::Make { path: directory.clone(), cause: e.into() })?;
+            if is_unified {
+                // A controller works in a directory only if all directories above enable it.
+                enable(above, controllers)?;
+                enable(directory, controllers)?;
+            }
         }
-        Ok(Parent { layout, directories })
+        Ok(parent)
+    }
+
+    /// Where the directories belong; makes nothing.
+    fn planned(
+        surroundings: &Surroundings,
+        name: &str,
+        privileged: bool,
+    ) -> Result<Parent, CgroupError> {
+        let layout = surroundings.layout();
+        let (chosen, name) = Place::split(name);
+        let place = chosen.unwrap_or(match &layout {
+            Layout::Absent => return Err(CgroupError::Absent),
+            _ if surroundings.is_container() => Place::Own,
+            Layout::Unified { .. } if !privileged => Place::Own,
+            // Version 1 delegates nothing to ordinary users; making the directory fails with the reason.
+            _ => Place::Root,
+        });
+        let directory = |(mount, controllers): (PathBuf, Vec<&'static str>)| {
+            let above = match place {
+                Place::Root => mount,
+                Place::Own => surroundings.own_directory(&mount, &controllers),
+            };
+            (above.join(name), controllers)
+        };
+        let directories = layout.trees().into_iter().map(directory).collect();
+        Ok(Parent { layout, place, directories })
     }
 
     /// The directory that an earlier server made, if there is one; makes nothing. Without privileges it cannot be found again: it
     /// is below the cgroup of a process that may be gone.
     #[must_use]
     pub fn find(name: &str, privileged: bool) -> Option<Parent> {
-        let layout = Layout::parse(&read(Path::new("/proc/self/mountinfo")).ok()?);
-        if !privileged || matches!(layout, Layout::Absent) {
-            return None;
-        }
-        let directories: Vec<_> = layout
-            .trees()
-            .into_iter()
-            .map(|(root, controllers)| (root.join(name), controllers))
-            .filter(|(directory, _)| directory.is_dir())
-            .collect();
-        (!directories.is_empty()).then_some(Parent { layout, directories })
+        let mut parent = Parent::planned(&Surroundings::read().ok()?, name, privileged).ok()?;
+        parent.directories.retain(|(directory, _)| directory.is_dir());
+        (privileged && !parent.directories.is_empty()).then_some(parent)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.place
     }
 
     /// Its path in each hierarchy.
@@ -393,20 +424,30 @@ impl Meters {
     }
 }
 
-/// The cgroup for our own process, while its former cgroup enables controllers for others.
-const LEAF: &str = "belljar-server";
+/// How often the processes of a cgroup are moved, if it gets new ones meanwhile.
+const MOVE_ROUNDS: u32 = 20;
 
-/// The session manager of an ordinary user delegates a cgroup with our process in it. A cgroup that enables controllers for
-/// others may hold no processes, so ours moves one level down.
-fn make_room_in_own_cgroup(root: &Path) -> Result<PathBuf, CgroupError> {
-    let text = read(Path::new("/proc/self/cgroup"))?;
-    let own = text.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    // If the parent process has moved already, do not move down another level.
-    let base = PathBuf::from(own.strip_suffix(LEAF).unwrap_or(own));
-    let leaf = root.join(&base).join(LEAF);
+/// A cgroup that enables controllers for others may hold no processes, so ours move one level down. `all`: every process that
+/// is there moves. In a container these are PID 1, the server and commands that were started beside it.
+fn make_room(own: &Path, all: bool) -> Result<(), CgroupError> {
+    let leaf = own.join(LEAF);
     make_directory(&leaf)?;
-    write(&leaf.join("cgroup.procs"), "0")?;
-    Ok(base)
+    let procs = leaf.join("cgroup.procs");
+    write(&procs, "0")?;
+    if !all {
+        return Ok(());
+    }
+    for _ in 0..MOVE_ROUNDS {
+        let text = read(&own.join("cgroup.procs"))?;
+        // Processes of other PID namespaces are shown as 0.
+        let pids: Vec<&str> = text.lines().filter(|pid| *pid != "0").collect();
+        if pids.is_empty() {
+            break;
+        }
+        // It may have ended. If it stays, enabling the controllers fails with the reason.
+        pids.iter().for_each(|pid| drop(fs::write(&procs, pid)));
+    }
+    Ok(())
 }
 
 fn enable(directory: &Path, controllers: &[&str]) -> Result<(), CgroupError> {
@@ -469,5 +510,76 @@ mod tests {
         for (directory, _) in &parent.directories {
             fs::remove_dir(directory).unwrap();
         }
+    }
+
+    /// A unified hierarchy as a pod sees it, in a plain directory.
+    struct FakePod {
+        root: tempfile::TempDir,
+        own: &'static str,
+    }
+
+    impl FakePod {
+        fn new(own: &'static str) -> FakePod {
+            let pod = FakePod { root: tempfile::tempdir().unwrap(), own };
+            fs::create_dir_all(pod.path("").join(LEAF)).unwrap();
+            fs::create_dir(pod.path("belljar")).unwrap();
+            for file in ["cgroup.procs", "cgroup.subtree_control", "belljar/cgroup.subtree_control"]
+            {
+                fs::write(pod.path(file), "").unwrap();
+            }
+            pod
+        }
+
+        fn path(&self, file: &str) -> PathBuf {
+            self.root.path().join(self.own.trim_start_matches('/')).join(file)
+        }
+
+        fn surroundings(&self, leaf: &str) -> Surroundings {
+            let mount = self.root.path().display();
+            Surroundings {
+                mountinfo: format!("28 24 0:25 / {mount} rw - cgroup2 cgroup2 rw\n"),
+                own: format!("0::{}{leaf}\n", self.own),
+                is_private: self.own == "/",
+            }
+        }
+    }
+
+    #[test]
+    fn in_a_pod_sandboxes_are_below_its_own_cgroup_and_its_processes_in_a_leaf() {
+        for (own, leaf) in [("/kubepods/pod1/ab", "/belljar-server"), ("/", "belljar-server")] {
+            let pod = FakePod::new(own);
+            for leaf in ["", leaf] {
+                let parent = Parent::prepare_in(&pod.surroundings(leaf), "belljar", true).unwrap();
+                assert_eq!(parent.place(), Place::Own);
+                let directories: Vec<_> = parent.directories().collect();
+                assert_eq!(directories, [pod.path("belljar")]);
+                let moved = fs::read_to_string(pod.path(LEAF).join("cgroup.procs")).unwrap();
+                assert_eq!(moved, "0", "this process is in the leaf");
+                for file in ["cgroup.subtree_control", "belljar/cgroup.subtree_control"] {
+                    let enabled = fs::read_to_string(pod.path(file)).unwrap();
+                    assert_eq!(enabled, "+cpu +memory +pids");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn processes_that_were_started_beside_the_server_move_too() {
+        let pod = FakePod::new("/kubepods/pod1/ab");
+        // The kernel would take them out of the list; here the rounds end.
+        fs::write(pod.path("cgroup.procs"), "0\n17\n").unwrap();
+        Parent::prepare_in(&pod.surroundings(""), "belljar", true).unwrap();
+        let moved = fs::read_to_string(pod.path(LEAF).join("cgroup.procs")).unwrap();
+        assert_eq!(moved, "17");
+    }
+
+    #[test]
+    fn the_name_overrules_what_was_found() {
+        let pod = FakePod::new("/kubepods/pod1/ab");
+        let planned = |name| Parent::planned(&pod.surroundings(""), name, true).unwrap();
+        assert_eq!(planned("./x").directories().collect::<Vec<_>>(), [pod.path("x")]);
+        let at_root = planned("/x");
+        assert_eq!(at_root.directories().collect::<Vec<_>>(), [pod.root.path().join("x")]);
+        assert_eq!(at_root.place(), Place::Root);
     }
 }

@@ -11,6 +11,8 @@ use belljar_runtime::docker::{DockerConfig, DockerRuntime};
 use belljar_runtime::native::NativeRuntime;
 use belljar_runtime::selftest::Limit;
 use belljar_runtime::{Runtime, VolumeKind, VolumePlace};
+use belljar_sys::cgroup::Place;
+use belljar_sys::ids::IdRange;
 use belljar_sys::{landlock, procfs, tty};
 use clap::Args;
 use indicatif::HumanBytes;
@@ -18,6 +20,7 @@ use serde::Serialize;
 
 use super::colours::{Colour, Paint};
 use super::output::plain;
+use super::posture::Posture;
 use super::{limits, setup};
 use crate::backend::{self, Prepared};
 use crate::home;
@@ -57,12 +60,16 @@ struct Diagnosis {
     usable: bool,
     /// Whether every limit is enforced.
     all_enforced: bool,
+    /// The kind of container in which this runs.
+    posture: Posture,
     findings: Vec<Finding>,
 }
 
 pub(crate) fn doctor(args: &DoctorArgs, settings: &Settings) -> Result<ExitCode> {
+    let posture = Posture::here();
     let mut findings = vec![kernel(), seccomp(), landlock_finding()];
-    findings.push(volumes(settings));
+    findings.extend(container(posture));
+    findings.push(volumes(settings, posture));
     findings.push(session_files(settings));
     findings.extend(match Prepared::start(settings) {
         Ok(prepared) => sandboxes(prepared, settings)?,
@@ -74,6 +81,7 @@ pub(crate) fn doctor(args: &DoctorArgs, settings: &Settings) -> Result<ExitCode>
         all_enforced: findings
             .iter()
             .all(|finding| matches!(finding.state, State::Ok | State::Absent)),
+        posture,
         findings,
     };
     if args.json {
@@ -202,14 +210,45 @@ fn landlock_finding() -> Finding {
     }
 }
 
+/// The kind of container, unless this is a machine.
+fn container(posture: Posture) -> Option<Finding> {
+    let feature = "container";
+    match posture {
+        Posture::Machine => None,
+        Posture::Privileged => {
+            Some(ok(feature, "privileged: sandboxes can be made and limited as on a machine"))
+        }
+        Posture::UserNamespace => Some(ok(
+            feature,
+            "root in a user namespace, with the right to mount: sandboxes have ids of their own; \
+             control groups must be delegated, volumes and workspaces cannot be mounted",
+        )),
+        Posture::Unprivileged => Some(Finding {
+            feature,
+            state: State::Weak,
+            detail: "without the right to mount: sandboxes share one user id, and limits are set \
+                     only if control groups are delegated"
+                .into(),
+            advice: "run it privileged, or in a user namespace (hostUsers: false) with the \
+                     capability SYS_ADMIN, writable control groups and procMount: Unmasked"
+                .into(),
+        }),
+    }
+}
+
 /// Creates a small volume as the server does, and fills it.
-fn volumes(settings: &Settings) -> Finding {
+fn volumes(settings: &Settings, posture: Posture) -> Finding {
     let weak = |detail: String, advice: &str| Finding {
         feature: "volumes",
         state: State::Weak,
         detail,
         advice: advice.to_owned(),
     };
+    if posture == Posture::UserNamespace {
+        let detail = "none can be mounted: file systems of the machine do not translate user ids \
+                      for a user namespace";
+        return weak(detail.into(), "run the server in a privileged container");
+    }
     let (kind, why) = settings.volumes.config(settings.strict).new_kind();
     match (kind, why) {
         (VolumeKind::Directory, why) => {
@@ -353,7 +392,8 @@ fn sandboxes(prepared: Prepared, settings: &Settings) -> Result<Vec<Finding>> {
         match prepared {
             Prepared::Native(prepared) => {
                 let runtime = prepared.launch()?;
-                let mut findings = vec![python(settings), ids(&runtime), cgroups(&runtime)];
+                let mut findings =
+                    vec![python(settings), ids(&runtime), cgroups(&runtime, Posture::here())];
                 let namespaces = ok("namespaces", "user, mount, pid, net, ipc, uts, cgroup");
                 findings.extend(limit_findings(runtime, settings, namespaces).await);
                 findings.push(other_engine(settings).await);
@@ -407,8 +447,15 @@ async fn limit_findings(
 }
 
 fn ids(runtime: &NativeRuntime) -> Finding {
-    if runtime.separates_ids() {
-        return ok("user ids", "every sandbox has a block of its own");
+    if let Some(range) = runtime.id_range() {
+        let few = match range == IdRange::USUAL {
+            true => String::new(),
+            false => {
+                let (size, most) = (range.block_size, range.sandboxes());
+                format!(" of {size} ids, for at most {most} sandboxes at the same time")
+            }
+        };
+        return ok("user ids", format!("every sandbox has a block of its own{few}"));
     }
     Finding {
         feature: "user ids",
@@ -418,17 +465,38 @@ fn ids(runtime: &NativeRuntime) -> Finding {
     }
 }
 
-fn cgroups(runtime: &NativeRuntime) -> Finding {
+fn cgroups(runtime: &NativeRuntime, posture: Posture) -> Finding {
     match runtime.cgroups() {
-        Ok(parent) => ok("cgroups", parent.layout().name()),
+        Ok(parent) => {
+            let place = match parent.place() {
+                Place::Own if posture != Posture::Machine => ", below this container's own group",
+                Place::Own => ", below the server's own group",
+                Place::Root => "",
+            };
+            ok("cgroups", format!("{}{place}", parent.layout().name()))
+        }
         Err(error) => {
             let error = anyhow::Error::msg(belljar_engine::in_full(error));
             Finding {
                 feature: "cgroups",
                 state: State::Weak,
                 detail: format!("{error:#}"),
-                advice: "run as root, or under `systemd-run --user --scope -p Delegate=yes`".into(),
+                advice: delegate(posture).into(),
             }
+        }
+    }
+}
+
+/// How to get control groups that can be written.
+fn delegate(posture: Posture) -> &'static str {
+    match posture {
+        Posture::Machine => {
+            "run as root, or with delegated cgroups (v2): \
+             `systemd-run --user --scope -p Delegate=yes belljar ...`"
+        }
+        _ => {
+            "let this container write its own control group (v2): run it privileged, or with a \
+             runtime handler that has `cgroup_writable = true` (containerd 2.1)"
         }
     }
 }
@@ -440,9 +508,7 @@ fn advice(limit: Limit, backend: &str) -> String {
             "{backend} accepted the limit and does not keep it: look how the runtime is \
              registered with the engine (is it told to ignore cgroups?)"
         ),
-        _ => "run as root, or with delegated cgroups (v2): \
-              `systemd-run --user --scope -p Delegate=yes belljar ...`"
-            .to_owned(),
+        _ => delegate(Posture::here()).to_owned(),
     }
 }
 
@@ -460,6 +526,7 @@ mod tests {
         Diagnosis {
             usable: true,
             all_enforced: false,
+            posture: Posture::Machine,
             findings: vec![ok("kernel", "Linux 6"), weak],
         }
     }

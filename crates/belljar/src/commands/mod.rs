@@ -16,6 +16,7 @@ mod limits;
 pub(crate) mod node;
 mod outage;
 mod output;
+mod posture;
 mod progress;
 mod remove;
 pub(crate) mod run;

@@ -265,7 +265,8 @@ pub const GROUPS: &[Group] = &[
                 "BELLJAR_CGROUP_PARENT",
                 "a name",
                 "belljar",
-                "Name of the parent control group of sandboxes.",
+                "Name of the parent control group of sandboxes. In a container it is below the container's own group, \
+                 else root has it at the root. `/NAME`: at the root. `./NAME`: below the server's own group.",
             ),
             variable(
                 "BELLJAR_STRICT",
