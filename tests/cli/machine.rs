@@ -240,6 +240,7 @@ fn every_command_explains_itself() {
     Commands:
       run          Run code once in a new sandbox, which is removed afterwards
       serve        Run the server: sessions over HTTP
+      init         PID 1 of a container or pod: start the server, and start it again when it dies
       session      Sessions of a server: create, list, use and stop them
       status       Show whether a server runs, its sessions and their use, and the directories
       shell        Open a terminal in a session, or a shell on standard input and output

@@ -70,8 +70,9 @@ impl IdRange {
         });
         let both: Vec<(u64, u64)> = both.filter(|(start, end)| start < end).collect();
         let is_usual = |(start, end): &(u64, u64)| {
+            let first = u64::from(usual.first);
             let size = u64::from(usual.blocks) * u64::from(usual.block_size);
-            *start <= usual.first.into() && *end >= u64::from(usual.first) + size
+            *start <= first && *end >= first + size
         };
         if both.iter().any(is_usual) {
             return Ok(usual);
