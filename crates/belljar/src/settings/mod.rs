@@ -6,6 +6,7 @@ mod backend;
 mod dotenv;
 mod local;
 mod network;
+mod objects;
 mod openai;
 mod parse;
 #[cfg(test)]

@@ -19,7 +19,7 @@ use belljar_engine::network::Network;
 use belljar_engine::spec::{SessionSpec, Storage};
 use belljar_engine::store::{SqliteStore, StateLock, Store};
 use belljar_engine::workspaces::WorkspacesConfig;
-use belljar_engine::{Engine, EngineConfig, clock};
+use belljar_engine::{Engine, EngineConfig, clock, in_full};
 use belljar_runtime::selftest::Verdict;
 use belljar_runtime::{Runtime, VolumeKind};
 use belljar_sys::{privileges, procfs};
@@ -92,6 +92,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     let network = settings.network.of_server(authority, model)?;
     let config = engine_config(settings, image, server.dataset_sources()?, network);
     let engine = Engine::start(config, store, runtime, audit).await?;
+    tokio::spawn(check_objects(Arc::clone(&engine)));
     let guard = GuardConfig {
         hosts: own_hosts(server, listener.local_addr()),
         origins: server.allowed_origins.clone(),
@@ -281,6 +282,7 @@ fn artifact_store_config(settings: &Settings) -> ArtifactStoreConfig {
     let artifacts = &settings.artifacts;
     ArtifactStoreConfig {
         blobs_dir: artifacts.blobs_dir.clone(),
+        objects: artifacts.objects.clone(),
         database: artifacts.database.clone(),
         key_file: settings.state_dir.join("links.key"),
         sessions_root: settings.server.sessions_root.clone(),
@@ -293,6 +295,13 @@ fn artifact_store_config(settings: &Settings) -> ArtifactStoreConfig {
         retention_s: artifacts.retention_s,
         keep_originals: artifacts.keep_originals,
         link_ttl_s: artifacts.link_ttl_s,
+    }
+}
+
+/// Reports if the content of artifacts is in S3 and S3 cannot be reached. The server runs without it.
+async fn check_objects(engine: Arc<Engine>) {
+    if let Err(error) = engine.artifact_store().check().await {
+        tracing::error!("artifacts cannot be stored: {}", in_full(&error));
     }
 }
 
