@@ -153,6 +153,12 @@ impl From<EngineError> for ApiError {
             {
                 out_of_space(message)
             }
+            EngineError::Objects(_) => objects_away(&message),
+            EngineError::KeepArtifacts(cause) | EngineError::KeepSnapshot(cause)
+                if is_of_objects(cause) =>
+            {
+                objects_away(&message)
+            }
             _ => from_not_found(&error, message)
                 .or_else(|message| from_limit(&error, message))
                 .or_else(|message| from_volume(&error, message))
@@ -483,6 +489,19 @@ fn is_of_the_kernel(error: &RuntimeError) -> bool {
     )
 }
 
+/// Whether the cause is an S3 server, and not the content of an object.
+fn is_of_objects(cause: &std::io::Error) -> bool {
+    cause.kind() != std::io::ErrorKind::InvalidData
+        && cause.get_ref().is_some_and(|cause| cause.is::<belljar_engine::objects::ObjectError>())
+}
+
+/// Clients do not get the address of the S3 server.
+fn objects_away(message: &str) -> ApiError {
+    tracing::error!("{message}");
+    let message = "the object store of this server cannot be used at the moment";
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message).retry_after(1)
+}
+
 fn is_out_of_space(cause: &std::io::Error) -> bool {
     matches!(cause.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
 }
@@ -520,6 +539,7 @@ pub(crate) fn internal(message: String) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use belljar_engine::objects::ObjectError;
 
     #[test]
     fn failures_of_the_server_are_500_and_bad_requests_4xx() {
@@ -527,6 +547,8 @@ mod tests {
         for (error, status, code) in [
             (EngineError::Internal("broken".into()), 500, "internal"),
             (EngineError::KeepArtifacts(io()), 500, "internal"),
+            (EngineError::Objects(ObjectError::Key("a".into())), 503, "unavailable"),
+            (EngineError::KeepSnapshot(ObjectError::Key("a".into()).into()), 503, "unavailable"),
             (EngineError::Create(RuntimeError::Gone), 500, "internal"),
             (EngineError::Volume(RuntimeError::Gone), 500, "internal"),
             (EngineError::Invalid("ttl: expected 1".into()), 422, "invalid"),

@@ -26,9 +26,16 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// requests come.
 const FRESH: Duration = Duration::from_millis(200);
 
+/// The same for the question whether S3 can be reached, because each costs a request.
+const OBJECTS_FRESH: Duration = Duration::from_secs(10);
+
 /// The result of the last health check, which is reused for a while.
 #[derive(Debug, Default)]
-pub(crate) struct Wellness(Mutex<Option<(Instant, Option<Trouble>)>>);
+pub(crate) struct Wellness {
+    last: Mutex<Option<(Instant, Option<Trouble>)>>,
+    /// Whether S3 could be reached.
+    objects: Mutex<Option<(Instant, bool)>>,
+}
 
 /// Why the server is unhealthy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +56,7 @@ impl Trouble {
 impl Wellness {
     /// The present problem, if any. One check runs at a time; other callers wait for its result.
     async fn trouble(&self, app: &App) -> Option<Trouble> {
-        let mut last = self.0.lock().await;
+        let mut last = self.last.lock().await;
         match *last {
             Some((found, trouble)) if found.elapsed() < FRESH => trouble,
             _ => {
@@ -58,6 +65,32 @@ impl Wellness {
                 trouble
             }
         }
+    }
+}
+
+impl Wellness {
+    /// Whether the content of artifacts can be reached, if it is in S3.
+    async fn objects(&self, app: &App) -> Option<&'static str> {
+        let store = app.engine.artifact_store();
+        store.objects_place()?;
+        let mut last = self.objects.lock().await;
+        let reached = match *last {
+            Some((asked, reached)) if asked.elapsed() < OBJECTS_FRESH => reached,
+            _ => {
+                let answer = timeout(PATIENCE, store.check()).await;
+                match &answer {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::error!("{}", belljar_engine::in_full(error)),
+                    Err(_) => {
+                        tracing::error!("S3 (BELLJAR_BLOBS_URL) did not answer in {PATIENCE:?}")
+                    }
+                }
+                let reached = matches!(answer, Ok(Ok(())));
+                *last = Some((Instant::now(), reached));
+                reached
+            }
+        };
+        Some(if reached { "ok" } else { "cannot be reached" })
     }
 }
 
@@ -106,6 +139,10 @@ pub(crate) struct HealthDetail {
     pub enforced: Option<BTreeMap<String, bool>>,
     /// Whether new kernels are forked from a warm interpreter: warming, warm or failed.
     pub zygote: String,
+    /// `ok`, or `cannot be reached`: the S3 server of BELLJAR_BLOBS_URL, if there is one. Sessions run without it, but
+    /// their artifacts cannot be stored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blobs: Option<&'static str>,
     /// Of all tenants: only for operators, or if the server needs no keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sessions: Option<usize>,
@@ -136,12 +173,15 @@ pub(crate) async fn healthz(
     };
     let is_stranger = app.wants_keys() && who.key_id.is_none();
     let sees_all = !app.wants_keys() || who.limits.operator;
-    let detail = (!is_stranger).then(|| detail(&app, sees_all));
+    let detail = match is_stranger {
+        true => None,
+        false => Some(detail(&app, sees_all, app.wellness.objects(&app).await)),
+    };
     let body = HealthBody { status: word, detail };
     (status, Json(body)).into_response()
 }
 
-fn detail(app: &App, sees_all: bool) -> HealthDetail {
+fn detail(app: &App, sees_all: bool, blobs: Option<&'static str>) -> HealthDetail {
     let zygote = match app.engine.runtime().zygote_state() {
         None => "absent".into(),
         Some(ZygoteState::Warming) => "warming".into(),
@@ -154,6 +194,7 @@ fn detail(app: &App, sees_all: bool) -> HealthDetail {
         backend: app.engine.runtime().backend(),
         enforced: app.enforced().cloned(),
         zygote,
+        blobs,
         sessions: sees_all.then(|| app.engine.live_sessions()),
         pid: about.map(|_| std::process::id()),
         started: about.map(|about| clock::rfc3339(about.started_ms)),

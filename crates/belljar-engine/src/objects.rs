@@ -23,6 +23,7 @@ use object_store::{
     BackoffConfig, ClientOptions, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt,
     PutPayload, RetryConfig,
 };
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 pub use error::ObjectError;
@@ -33,8 +34,11 @@ const PIECE: u64 = 8 << 20;
 /// The most pieces of one object that S3 takes.
 const MAX_PIECES: u64 = 10_000;
 
-/// Pieces of one object that are sent or fetched at the same time; each is in memory.
+/// Pieces of one object that are sent or fetched at the same time.
 const PIECES_AT_ONCE: usize = 4;
+
+/// Pieces of all objects that are sent or fetched at the same time; each is in memory.
+const PIECES_IN_MEMORY: usize = 16;
 
 /// Objects that are removed at the same time.
 const REMOVED_AT_ONCE: usize = 8;
@@ -87,6 +91,8 @@ pub struct Objects {
     /// `s3://bucket/prefix`, for messages.
     place: Arc<str>,
     prefix: Location,
+    /// Limits the pieces in memory.
+    pieces: Arc<Semaphore>,
 }
 
 impl fmt::Debug for Objects {
@@ -115,7 +121,14 @@ impl Objects {
         let store = builder(config, bucket).build();
         let store =
             store.map_err(|cause| ObjectError::Setup { place: place.to_string(), cause })?;
-        Ok(Objects { store: Arc::new(store), place, prefix })
+        let pieces = Arc::new(Semaphore::new(PIECES_IN_MEMORY));
+        Ok(Objects { store: Arc::new(store), place, prefix, pieces })
+    }
+
+    /// Whether this is a URL for [`ObjectsConfig`].
+    #[must_use]
+    pub fn is_url(text: &str) -> bool {
+        parse(text).is_ok()
     }
 
     /// `s3://bucket/prefix`.
@@ -138,6 +151,7 @@ impl Objects {
         if size > PIECE {
             return self.put_pieces(key, file, size).await;
         }
+        let _permit = self.pieces.acquire().await;
         let content = read_piece(file, 0..size).await.map_err(|cause| local(key, cause))?;
         self.put(key, content).await
     }
@@ -157,6 +171,7 @@ impl Objects {
             }
             let (objects, key, file) = (self.clone(), key.to_owned(), Arc::clone(&file));
             fetching.spawn(async move {
+                let _permit = objects.pieces.acquire().await;
                 let content = objects.get_range(&key, piece.clone()).await?;
                 let write = move || file.write_all_at(&content, piece.start);
                 blocking(write).await.map_err(|cause| local(&key, cause))
@@ -268,13 +283,16 @@ impl Objects {
                 next(&mut sending, key).await?;
             }
             let range = start..size.min(start + piece);
+            let permit = Arc::clone(&self.pieces).acquire_owned().await;
             let content = read_piece(Arc::clone(&file), range).await;
             let content = content.map_err(|cause| local(key, cause))?;
             let part = upload.put_part(PutPayload::from_bytes(content));
             let (objects, key) = (self.clone(), key.to_owned());
-            sending.spawn(
-                async move { part.await.map_err(|error| objects.error("put", &key, error)) },
-            );
+            sending.spawn(async move {
+                let sent = part.await.map_err(|error| objects.error("put", &key, error));
+                drop(permit);
+                sent
+            });
         }
         while !sending.is_empty() {
             next(&mut sending, key).await?;

@@ -60,10 +60,13 @@ impl S3Server {
             .enable_all()
             .build()
             .expect("a runtime");
-        let root = directory.path().to_owned();
-        let upstream = runtime.block_on(serve(root));
-        let faults: Arc<Faults> = Arc::default();
-        let address = runtime.block_on(proxy(upstream, Arc::clone(&faults)));
+        let (root, faults) = (directory.path().to_owned(), Arc::<Faults>::default());
+        let (handle, seen) = (runtime.handle().clone(), Arc::clone(&faults));
+        // On a thread of its own, because the caller may be in a runtime.
+        let starting = std::thread::spawn(move || {
+            handle.block_on(async { proxy(serve(root).await, seen).await })
+        });
+        let address = starting.join().expect("it starts");
         S3Server { address, directory, faults, runtime: Some(runtime) }
     }
 

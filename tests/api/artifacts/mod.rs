@@ -10,6 +10,7 @@ mod links;
 mod many;
 mod quotas;
 mod results;
+mod s3;
 mod shown;
 mod taking;
 mod tenants;

@@ -11,6 +11,8 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use belljar_engine::artifacts::{ArtifactRow, BlobReader, Digest, Method, is_active};
+use belljar_engine::in_full;
+use belljar_engine::objects::ObjectError;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -67,7 +69,7 @@ pub(crate) async fn download(
     let row = store.find(&id).await?.ok_or_else(gone)?;
     let share = app.tenants.of(&row.tenant);
     let permit = share.enter()?.and(share.reserve(row.size.min(VERIFIED_UP_TO)).await?);
-    let content = store.content(&row).await.map_err(|error| damaged(&row, &error.to_string()))?;
+    let content = store.content(&row).await.map_err(|error| unreadable(&row, &error))?;
     let mut response = answer(&row, content, &headers, is_head).await?;
     let as_attachment = query.download.as_deref().is_some_and(|value| value != "0");
     describe(&row, as_attachment, response.headers_mut());
@@ -129,6 +131,18 @@ async fn verified(row: &ArtifactRow, content: BlobReader) -> Result<axum::body::
     });
     let read = reading.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
     read.map(Into::into).map_err(|error| damaged(row, &error.to_string()))
+}
+
+/// The content is lost or damaged, or S3 does not answer.
+fn unreadable(row: &ArtifactRow, error: &io::Error) -> ApiError {
+    let is_there = !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData);
+    let of_objects = error.get_ref().is_some_and(|cause| cause.is::<ObjectError>());
+    if !(is_there && of_objects) {
+        return damaged(row, &error.to_string());
+    }
+    tracing::error!("the content of artifact {} cannot be read: {}", row.id, in_full(error));
+    let message = "the content of this artifact cannot be read at the moment";
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message).retry_after(1)
 }
 
 fn damaged(row: &ArtifactRow, why: &str) -> ApiError {

@@ -117,9 +117,19 @@ impl SnapshotFiles {
         make_directory(&self.directory)
     }
 
-    /// Makes a snapshot visible whose files are in place. It need not survive a power cut.
+    /// Makes a snapshot visible whose files are in place, as the last one of the session. It need not survive a power
+    /// cut.
+    ///
+    /// Snapshots that another owner of the session never had are removed: newer ones, and all if this one is not here
+    /// yet.
     pub(super) fn publish(&self, manifest: &Manifest) -> io::Result<()> {
-        self.write(manifest, false)
+        let was_here = self.get(manifest.id).as_ref() == Some(manifest);
+        if !was_here {
+            self.write(manifest, false)?;
+        }
+        let is_other = |id: &u64| if was_here { *id > manifest.id } else { *id != manifest.id };
+        let ids = self.list().into_iter().map(|other| other.id);
+        self.forget(&ids.filter(is_other).collect::<Vec<u64>>())
     }
 
     pub(super) fn begin(&self, id: u64) -> io::Result<Draft> {

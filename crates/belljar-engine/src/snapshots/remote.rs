@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use belljar_runtime::common_layer;
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -174,7 +174,9 @@ impl RemoteSnapshots {
         let known = self.known(session);
         let sending = local.into_iter().map(|file| self.send(file, &directory, &known));
         let sending = futures_util::stream::iter(sending).buffered(FILES_AT_ONCE);
-        let files = sending.try_collect::<Vec<RemoteFile>>().await.map_err(failed)?;
+        // Not cancelled at the first error: that would leave pieces of the others in the bucket.
+        let sent: Vec<Result<RemoteFile, ObjectError>> = sending.collect().await;
+        let files = sent.into_iter().collect::<Result<Vec<_>, _>>().map_err(failed)?;
         self.remember(session, &files);
         let pointer = Pointer {
             version: VERSION,
@@ -198,8 +200,9 @@ impl RemoteSnapshots {
         into.run(SnapshotFiles::make).await.map_err(EngineError::KeepSnapshot)?;
         let fetching = pointer.files.iter().map(|file| self.receive(file, into));
         let fetching = futures_util::stream::iter(fetching).buffer_unordered(FILES_AT_ONCE);
-        let fetched = fetching.try_for_each(|()| async { Ok(()) }).await;
-        fetched.map_err(EngineError::KeepSnapshot)?;
+        // Not cancelled at the first error, so that the next call finds the others.
+        let fetched: Vec<io::Result<()>> = fetching.collect().await;
+        fetched.into_iter().collect::<io::Result<()>>().map_err(EngineError::KeepSnapshot)?;
         let manifest = pointer.manifest.clone();
         // S3 has the snapshot too, so it need not survive a power cut here.
         let publish = move |files: &SnapshotFiles| files.publish(&manifest);
@@ -359,19 +362,17 @@ impl RemoteSnapshots {
 impl RemoteState {
     /// Fetches an object to a path and checks its content. The path has the whole content or does not change.
     async fn download(&self, remote: &RemoteFile, to: PathBuf) -> io::Result<()> {
-        let part = to.with_extension(format!("part-{}", belljar_sys::process::random_name()));
-        let fetched = self.download_to(remote, part.clone()).await;
+        let name = format!("part-{}", belljar_sys::process::random_name());
+        let part = PartFile(to.with_extension(name));
+        let fetched = self.download_to(remote, part.0.clone()).await;
         let (expected, key) = (remote.sha256, remote.key.clone());
         let finishing = tokio::task::spawn_blocking(move || {
-            let finished = fetched.and_then(|file| {
-                let found = hashes::hash(&file)?;
-                if found != expected {
-                    let message = format!("`{key}` has the SHA-256 {found}, not {expected}");
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, message));
-                }
-                std::fs::rename(&part, &to)
-            });
-            finished.inspect_err(|_| drop(std::fs::remove_file(&part)))
+            let found = hashes::hash(&*fetched?)?;
+            if found != expected {
+                let message = format!("`{key}` has the SHA-256 {found}, not {expected}");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+            }
+            std::fs::rename(&part.0, &to)
         });
         finishing.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
     }
@@ -382,6 +383,15 @@ impl RemoteState {
         let file = Arc::new(created?);
         self.objects.get_file(&remote.key, Arc::clone(&file), remote.bytes).await?;
         Ok(file)
+    }
+}
+
+/// A file that is being fetched. Unless it was renamed, it is removed when this is dropped.
+struct PartFile(PathBuf);
+
+impl Drop for PartFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 

@@ -7,6 +7,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use belljar_engine::in_full;
+use belljar_engine::objects::Objects;
 use belljar_runtime::docker::{DockerConfig, DockerRuntime};
 use belljar_runtime::native::NativeRuntime;
 use belljar_runtime::selftest::Limit;
@@ -75,6 +77,7 @@ pub(crate) fn doctor(args: &DoctorArgs, settings: &Settings) -> Result<ExitCode>
         Ok(prepared) => sandboxes(prepared, settings)?,
         Err(error) => vec![no_namespaces(&error)],
     });
+    findings.extend(objects(settings));
     findings.extend([chromium(settings), node()]);
     let diagnosis = Diagnosis {
         usable: findings.iter().all(|finding| finding.state != State::Broken),
@@ -310,6 +313,30 @@ fn python(settings: &Settings) -> Finding {
             advice: "run `belljar setup`".into(),
         },
     }
+}
+
+/// Whether the S3 server of artifacts and snapshots can be reached, if there is one.
+fn objects(settings: &Settings) -> Option<Finding> {
+    const FEATURE: &str = "artifacts in S3";
+    let config = settings.artifacts.objects.as_ref()?;
+    let checking = async {
+        let objects = Objects::open(config)?;
+        objects.check().await
+    };
+    let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let checked = match event_loop {
+        Ok(event_loop) => event_loop.block_on(checking).map_err(|error| in_full(&error)),
+        Err(error) => Err(error.to_string()),
+    };
+    Some(match checked {
+        Ok(()) => ok(FEATURE, format!("{} can be reached", config.url)),
+        Err(detail) => Finding {
+            feature: FEATURE,
+            state: State::Weak,
+            detail,
+            advice: "check BELLJAR_BLOBS_URL and AWS_ENDPOINT_URL".into(),
+        },
+    })
 }
 
 /// The browser of sandboxes with the image `host`; other images have their own.

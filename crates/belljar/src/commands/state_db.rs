@@ -46,6 +46,6 @@ pub(super) fn audit(settings: &Settings) -> Result<Audit> {
 }
 
 pub(super) fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("failed to start the event loop")?.block_on(work)
 }

@@ -4,14 +4,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use belljar_engine::artifacts::{ArtifactQuota, ArtifactQuotas};
+use belljar_engine::objects::ObjectsConfig;
 
-use super::parse;
 use super::values::Values;
+use super::{objects, parse};
 
 #[derive(Debug, Clone)]
 pub struct ArtifactSettings {
     /// The directory of their content.
     pub blobs_dir: PathBuf,
+    /// S3, if their content is there.
+    pub objects: Option<ObjectsConfig>,
     /// The database of artifacts.
     pub database: PathBuf,
     /// The directory for exported datasets.
@@ -37,6 +40,7 @@ impl ArtifactSettings {
         let count = |name| values.limit(name, parse::number(0..=u64::MAX)).map(most);
         Ok(ArtifactSettings {
             blobs_dir: values.path_or("BLOBSTORE_DIR", || Ok(home.join("blobstore")))?,
+            objects: objects::read(values)?,
             database: values.path_or("ARTIFACTS_DB", || Ok(state_dir.join("artifacts.db")))?,
             exports_dir: values.path("BELLJAR_EXPORTS_DIR")?.expect("its default is not empty"),
             keep_originals: values.read("BELLJAR_KEEP_ARTIFACTS", parse::yes_or_no)?,

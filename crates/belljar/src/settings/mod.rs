@@ -7,6 +7,7 @@ mod cluster;
 mod dotenv;
 mod local;
 mod network;
+mod objects;
 mod openai;
 mod parse;
 #[cfg(test)]

@@ -11,11 +11,11 @@ use anyhow::{Context, Result, anyhow, bail};
 use belljar_engine::admission::Quota;
 use belljar_engine::datasets::source::Sources;
 use belljar_engine::spec::{Datasets, Storage};
-use belljar_engine::{DiskConfig, Dns, SnapshotConfig, SpillPolicy};
+use belljar_engine::{DiskConfig, Dns, RemoteSnapshotConfig, SnapshotConfig, SpillPolicy};
 use belljar_runtime::{MIN_VOLUME_SIZE, VolumeKind};
 
 use super::values::Values;
-use super::{parse, volumes};
+use super::{objects, parse, volumes};
 
 /// The longest path of a socket that the kernel accepts.
 const MAX_SOCKET_PATH: usize = 107;
@@ -149,7 +149,10 @@ impl ServerSettings {
                 hibernate_after: values
                     .limit("BELLJAR_HIBERNATE_SEC", parse::seconds_or_0)?
                     .map(Duration::from_secs),
-                remote: None,
+                remote: objects::read(values)?.map(|objects| {
+                    // The server sets the class when it knows its runtime.
+                    RemoteSnapshotConfig { objects, class: String::new() }
+                }),
             },
             alone_for_s: values.read("BELLJAR_ALONE", parse::seconds_or_0)?,
             pool: values.read("BELLJAR_POOL", parse::count(0..=1000))?,

@@ -126,9 +126,41 @@ pub const GROUPS: &[Group] = &[
                 "BLOBSTORE_DIR",
                 "a directory",
                 "",
-                "Directory of the content of artifacts. Identical files of a tenant are stored once.",
+                "Directory of the content of artifacts. Identical files of a tenant are stored once. With\n\
+                 BELLJAR_BLOBS_URL, directory of copies of some of it.",
             )
             .when_empty("`blobstore` below BELLJAR_HOME"),
+            variable(
+                "BELLJAR_BLOBS_URL",
+                "s3://bucket/prefix",
+                "",
+                "Stores the content of artifacts and copies of snapshots in S3, below this prefix, which\n\
+                 belongs to one catalog of artifacts. The bucket must exist.",
+            )
+            .when_empty("BLOBSTORE_DIR and BELLJAR_SNAPSHOT_DIR"),
+            variable(
+                "AWS_ENDPOINT_URL",
+                "a URL such as https://s3.example.com",
+                "",
+                "The S3 server of BELLJAR_BLOBS_URL.",
+            )
+            .when_empty("that of AWS"),
+            variable("AWS_REGION", "a name", "us-east-1", "The region of the bucket."),
+            variable(
+                "AWS_ACCESS_KEY_ID",
+                "text",
+                "",
+                "The id of the key for BELLJAR_BLOBS_URL.",
+            )
+            .when_empty("the identity of the machine or the pod"),
+            variable(
+                "AWS_SECRET_ACCESS_KEY",
+                "text",
+                "",
+                "The key that belongs to AWS_ACCESS_KEY_ID.",
+            )
+            .when_empty("none")
+            .secret(),
             variable(
                 "ARTIFACTS_DB",
                 "a file",

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::StreamExt;
 use tokio::runtime::Handle;
 
 use super::cache::BlobCache;
@@ -149,7 +149,9 @@ impl BlobStore for ObjectBlobStore {
         let sending =
             copies.iter().map(|(name, size, _, file)| self.0.send(*name, Arc::clone(file), *size));
         let sending = futures_util::stream::iter(sending).buffer_unordered(SENT_AT_ONCE);
-        self.0.runtime.block_on(sending.try_for_each(|()| async { Ok(()) }))?;
+        // Not cancelled at the first error: that would leave pieces of the others in the bucket.
+        let sent: Vec<Result<(), ObjectError>> = self.0.runtime.block_on(sending.collect());
+        sent.into_iter().collect::<Result<(), ObjectError>>()?;
         for (name, size, copy, _) in copies {
             if let Some(copy) = copy {
                 cache.put(name, *copy, size)?;

@@ -17,9 +17,9 @@ use crate::table;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads BLOBSTORE_DIR and ARTIFACTS_DB directly and changes nothing; a server may run meanwhile. The exit
-status is 0 if all artifacts are complete, 1 if content is lost or damaged, 125 if that could not be
-checked.")]
+Reads BLOBSTORE_DIR or BELLJAR_BLOBS_URL, and ARTIFACTS_DB, directly and changes nothing; a server may
+run meanwhile. The exit status is 0 if all artifacts are complete, 1 if content is lost or damaged, 125
+if that could not be checked.")]
 pub(crate) struct ArtifactsVerifyArgs {
     /// Print the findings as JSON
     #[arg(long)]
@@ -42,7 +42,8 @@ pub(super) fn verify(args: &ArtifactsVerifyArgs, settings: &Settings) -> Result<
         ));
     }
     let mut progress = None;
-    let verified = artifacts::verify(database, blobs_dir, move |so_far| {
+    let objects = settings.artifacts.objects.as_ref();
+    let verified = artifacts::verify(database, blobs_dir, objects, move |so_far| {
         let total = so_far.expected_bytes;
         let progress = progress.get_or_insert_with(|| Progress::of_bytes("", Some(total)));
         progress.set_message(format!("{} contents", so_far.intact));

@@ -88,6 +88,7 @@ fn artifact_store_config(settings: &Settings) -> ArtifactStoreConfig {
     let artifacts = &settings.artifacts;
     ArtifactStoreConfig {
         blobs_dir: artifacts.blobs_dir.clone(),
+        objects: artifacts.objects.clone(),
         database: artifacts.database.clone(),
         key_file: settings.state_dir.join("links.key"),
         sessions_root: settings.server.sessions_root.clone(),

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use belljar_api::{App, GuardConfig};
-use belljar_engine::{Engine, NodeConfig};
+use belljar_engine::{Engine, NodeConfig, in_full};
 use belljar_engine::audit::Audit;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::store::Store;
@@ -91,6 +91,7 @@ pub(crate) async fn start(settings: &Settings, setup: Setup) -> Result<(Arc<Engi
     let network = settings.network.of_server(authority, model)?;
     let config = config::engine_config(settings, image, server.dataset_sources()?, network, node);
     let engine = Engine::start(config, store, runtime, audit).await?;
+    tokio::spawn(check_objects(Arc::clone(&engine)));
     let max_body = usize::try_from(server.max_body).unwrap_or(usize::MAX);
     let app = App::new(Arc::clone(&engine), keys, guard, max_body, public_url);
     let mut browser = settings.browser.clone();
@@ -174,6 +175,13 @@ async fn test_limits(app: Arc<App>, engine: Arc<Engine>, settings: Settings) {
 
 fn named(verdicts: &[Verdict]) -> BTreeMap<String, bool> {
     verdicts.iter().map(|verdict| (verdict.limit.name().to_owned(), verdict.enforced)).collect()
+}
+
+/// Reports if the content of artifacts is in S3 and S3 cannot be reached. The server runs without it.
+async fn check_objects(engine: Arc<Engine>) {
+    if let Err(error) = engine.artifact_store().check().await {
+        tracing::error!("artifacts cannot be stored: {}", in_full(&error));
+    }
 }
 
 async fn refresh_keys(app: Arc<App>) {
