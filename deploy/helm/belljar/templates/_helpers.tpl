@@ -86,6 +86,8 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
   secret:
     secretName: {{ required "clusterCA.existingSecret is needed" .Values.clusterCA.existingSecret }}
     defaultMode: {{ .mode }}
+    # The default; podman 4.3 needs it.
+    optional: false
 {{- end -}}
 
 {{/* Kubelet asks a port without TLS: it has no certificate of the cluster's authority. */}}
