@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Lists what is in a container image of Belljar, as CycloneDX 1.5: crates, packages of Debian and of Python.
 
-The crates come from `cargo metadata` and Cargo.lock, the other packages from lists that scripts/make-image wrote in the image. The same
-input gives the same file. With --key (ed25519, PEM) it is signed; verify it with
+The crates come from `cargo metadata` and Cargo.lock, the other packages from lists that scripts/make-image wrote in the
+image. The same input gives the same file. With --key (ed25519, PEM) it is signed; verify it with
 
     openssl pkeyutl -verify -pubin -inkey public.pem -rawin -in FILE -sigfile FILE.sig
 """
@@ -37,8 +37,12 @@ def main() -> None:
     components += debian(arguments.deb.read_text()) if arguments.deb else []
     components += python(arguments.pypi.read_text()) if arguments.pypi else []
     arguments.output.write_text(json.dumps(document(arguments.name, arguments.version, components), indent=1) + "\n")
+    signature = arguments.output.with_name(arguments.output.name + ".sig")
+    # An older signature would not fit.
+    signature.unlink(missing_ok=True)
     if arguments.key:
-        sign(arguments.output, arguments.key)
+        command = ["openssl", "pkeyutl", "-sign", "-inkey", arguments.key, "-rawin", "-in", arguments.output]
+        subprocess.run([*command, "-out", signature], check=True)
 
 
 def document(name: str, version: str, components: list[Component]) -> dict[str, Any]:
@@ -85,13 +89,6 @@ def python(text: str) -> list[Component]:
         purl = f"pkg:pypi/{name.lower().replace('_', '-')}@{quote(version, safe='')}"
         components.append({"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl})
     return components
-
-
-def sign(path: Path, key: Path) -> None:
-    """Writes the signature of the file beside it."""
-    signature = path.with_name(path.name + ".sig")
-    command = ["openssl", "pkeyutl", "-sign", "-inkey", key, "-rawin", "-in", path, "-out", signature]
-    subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

@@ -120,8 +120,8 @@ def test_everything_that_is_named_exists(documents: list[Document]) -> None:
             if "runtimeClassName" in spec:
                 assert spec["runtimeClassName"] in kinds["RuntimeClass"]
             volumes = {volume["name"] for volume in spec.get("volumes", [])}
-            mounts = {mount["name"] for container in containers(document) for mount in container.get("volumeMounts", [])}
-            assert mounts == volumes
+            mounts = [mount for container in containers(document) for mount in container.get("volumeMounts", [])]
+            assert {mount["name"] for mount in mounts} == volumes
         if target := document.get("spec", {}).get("scaleTargetRef"):
             assert target["name"] in kinds[target["kind"]]
         if document["kind"] == "RoleBinding":
@@ -189,7 +189,8 @@ def test_node_identity_and_end() -> None:
     assert env["BELLJAR_NODE_ADDRESS"] == "$(POD_IP):8444"
     order = [entry["name"] for entry in spec["containers"][0]["env"]]
     assert order.index("POD_IP") < order.index("BELLJAR_NODE_ADDRESS"), "Kubernetes expands only earlier variables"
-    assert spec["containers"][0]["command"] == ["/usr/local/bin/belljar", "init", "--", "/usr/local/bin/belljar", "node"]
+    program = "/usr/local/bin/belljar"
+    assert spec["containers"][0]["command"] == [program, "init", "--", program, "node"]
     assert spec["terminationGracePeriodSeconds"] == 600
     assert "lifecycle" not in spec["containers"][0]
     assert spec["automountServiceAccountToken"] is False
@@ -211,14 +212,16 @@ def test_postures() -> None:
     assert security["capabilities"] == {"drop": ["ALL"], "add": capabilities}
     # Kubernetes refuses these with a user namespace.
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
-    with pytest.raises(ValueError, match="needs Kubernetes 1.33"):
+    with pytest.raises(ValueError, match=r"needs Kubernetes 1\.33"):
         manifests.render(*CASES["user-namespace"], kubernetes="1.32.0")
 
 
 def test_a_gateway_has_no_rights_of_its_own() -> None:
     spec = pod_of(of("default")[("Deployment", "belljar-gateway")])["spec"]
     security = spec["containers"][0]["securityContext"]
-    assert security == {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["capabilities"] == {"drop": ["ALL"]}
     assert spec["securityContext"]["runAsNonRoot"] is True
     names = set(env_of(of("default")[("Deployment", "belljar-gateway")]))
     assert not names & {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "BELLJAR_BLOBS_URL"}, "only nodes use S3"
@@ -239,10 +242,13 @@ def test_secrets() -> None:
     assert env["BELLJAR_CLUSTER_CA_KEY"] == "/etc/belljar/cluster-ca/ca.key"
     found = of("secrets-in-values")
     assert found[("Secret", "belljar-database")]["stringData"] == {"url": "postgres://belljar@db/belljar"}
-    assert env_of(found[("Deployment", "belljar-gateway")])["BELLJAR_DATABASE_URL"]["secretKeyRef"]["name"] == "belljar-database"
+    gateway = env_of(found[("Deployment", "belljar-gateway")])
+    assert gateway["BELLJAR_DATABASE_URL"]["secretKeyRef"]["name"] == "belljar-database"
     # The Secret of a hook must exist before the Job that needs it.
-    order = [found[key]["metadata"]["annotations"]["helm.sh/hook-weight"] for key in (("Secret", "belljar-database"), ("Job", "belljar-migrate"))]
-    assert [int(weight) for weight in order] == [-10, 0]
+    hooks = [
+        found[key]["metadata"]["annotations"] for key in (("Secret", "belljar-database"), ("Job", "belljar-migrate"))
+    ]
+    assert [int(hook["helm.sh/hook-weight"]) for hook in hooks] == [-10, 0]
     assert not [kind for kind, _ in of("default") if kind == "Secret"], "no secret in the default rendering"
     assert "AWS_ACCESS_KEY_ID" not in env_of(of("workload-identity")[("Deployment", "belljar-node")])
 
@@ -366,9 +372,11 @@ def test_dashboard_and_alerts_use_metrics_that_exist() -> None:
     board = json.loads(found[("ConfigMap", "belljar-dashboard")]["data"]["belljar.json"])
     rules = [rule for group in found[("PrometheusRule", "belljar")]["spec"]["groups"] for rule in group["rules"]]
     known |= {rule["record"] for rule in rules if "record" in rule}
-    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]] + [rule["expr"] for rule in rules]
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    expressions += [rule["expr"] for rule in rules]
     used = {name for expression in expressions for name in re.findall(r"\bbelljar_[a-z_]+", expression)}
     assert not {re.sub(r"_(total|bucket)$", "", name) for name in used} - known
-    assert len(rules) == sum(len(g["rules"]) for p in manifests.COPIES.values() for g in yaml.safe_load(p.read_text())["groups"])
+    groups = [group for path in manifests.COPIES.values() for group in yaml.safe_load(path.read_text())["groups"]]
+    assert len(rules) == sum(len(group["rules"]) for group in groups)
     for expression in expressions:
         assert all(expression.count(left) == expression.count(right) for left, right in ("()", "[]", "{}")), expression
