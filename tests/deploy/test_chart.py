@@ -362,7 +362,10 @@ def test_kustomize_keeps_everything() -> None:
 
 
 #: Metrics of clusters. Delete a name here as soon as the code has it.
-COMING_METRICS = {"belljar_lease_margin_seconds", "belljar_drain_remaining", "belljar_wakes"}
+COMING_METRICS = {
+    *("belljar_lease_margin_seconds", "belljar_drain_remaining", "belljar_wakes"),
+    *(f"belljar_gateway_{name}" for name in ("requests", "answer_seconds", "nodes", "memory_reserved_ratio")),
+}
 
 
 def test_dashboard_and_alerts_use_metrics_that_exist() -> None:
