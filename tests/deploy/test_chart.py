@@ -161,6 +161,7 @@ def test_selectors_find_pods_and_ports(documents: list[Document]) -> None:
 COMING = {
     *("BELLJAR_DATABASE_URL", "BELLJAR_BLOBS_URL", "BELLJAR_NODE_ID", "BELLJAR_NODE_LISTEN", "BELLJAR_NODE_ADDRESS"),
     *("BELLJAR_CLUSTER_CA", "BELLJAR_CLUSTER_CA_KEY", "BELLJAR_LEASE_S", "BELLJAR_SNAPSHOT_EVERY_S"),
+    *("BELLJAR_NODE_DRAIN_S",),
     *("BELLJAR_HEALTH_LISTEN", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
 }
 #: Of Kubernetes, not of Belljar.
@@ -192,6 +193,7 @@ def test_node_identity_and_end() -> None:
     program = "/usr/local/bin/belljar"
     assert spec["containers"][0]["command"] == [program, "init", "--", program, "node"]
     assert spec["terminationGracePeriodSeconds"] == 600
+    assert env["BELLJAR_NODE_DRAIN_S"] == "570", "the rest of the time is for requests in progress"
     assert "lifecycle" not in spec["containers"][0]
     assert spec["automountServiceAccountToken"] is False
     (rule,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -363,7 +365,8 @@ def test_kustomize_keeps_everything() -> None:
 
 #: Metrics of clusters. Delete a name here as soon as the code has it.
 COMING_METRICS = {
-    *("belljar_lease_margin_seconds", "belljar_drain_remaining", "belljar_wakes"),
+    *("belljar_lease_margin_seconds", "belljar_lease_frozen", "belljar_lease_losses", "belljar_memory_reserved_ratio"),
+    *("belljar_drain_remaining", "belljar_wakes"),
     *(f"belljar_gateway_{name}" for name in ("requests", "answer_seconds", "nodes", "memory_reserved_ratio")),
 }
 
