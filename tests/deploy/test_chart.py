@@ -386,3 +386,28 @@ def test_dashboard_and_alerts_use_metrics_that_exist() -> None:
     assert len(rules) == sum(len(group["rules"]) for group in groups)
     for expression in expressions:
         assert all(expression.count(left) == expression.count(right) for left, right in ("()", "[]", "{}")), expression
+
+
+def test_the_values_of_the_documentation(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "many-machines.md").read_text()
+    (example,) = [block for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL) if block.startswith("image: {")]
+    (tmp_path / "values.yaml").write_text(example)
+    documents = manifests.render("--values", str(tmp_path / "values.yaml"))
+    for document in documents:
+        check(document)
+    assert "ServiceMonitor" in {document["kind"] for document in documents}
+
+
+def test_the_documentation_names_things_that_exist() -> None:
+    page = (ROOT / "docs" / "how-to" / "many-machines.md").read_text()
+    assert set(re.findall(r"\b(BELLJAR_[A-Z_]+[A-Z])\b", page)) <= documented() | {"BELLJAR_PACKAGES"}
+    for path in re.findall(r"`(deploy/[a-z./-]+)`", page):
+        assert (ROOT / path).exists(), path
+    objects = {(kind.lower(), name) for kind, name in of("default")}
+    for kind, name in re.findall(r"(deployment)/(\S+)", page):
+        assert (kind, name) in objects
+    for value in re.findall(r"`((?:node|gateway|headroom|networkPolicy|monitoring|blobs)\.[a-zA-Z.]+)", page):
+        values: Any = VALUES
+        for part in value.split("."):
+            assert part in values, value
+            values = values[part]
