@@ -311,7 +311,7 @@ def test_the_schema_knows_every_value() -> None:
         ("node.posture=rootless", "posture"),
         ("node.settings.BELLJAR_POOL=8", "BELLJAR_POOL"),
         ("blobs.url=/data", "blobs.url|/blobs/url"),
-        ("leaseSeconds=1", "leaseSeconds"),
+        ("leaseSeconds=2", "leaseSeconds"),
         ("clusterCA.existingSecret=", "existingSecret"),
     ],
 )
