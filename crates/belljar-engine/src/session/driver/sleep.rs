@@ -115,7 +115,10 @@ impl Driver {
 
     async fn fork_asleep(&mut self, from: Option<&str>) -> Result<ForkSource, EngineError> {
         match from {
-            Some(exec) => self.fork_checkpoint(exec).await,
+            Some(exec) => {
+                self.fetch_snapshot().await?;
+                self.fork_checkpoint(exec).await
+            }
             None => {
                 let manifest = self.hibernated().await?;
                 self.fork_source(&manifest).await
@@ -125,13 +128,13 @@ impl Driver {
 
     /// Makes the checkpoint the state of the session, which stays hibernated.
     async fn restore_asleep(&mut self, exec: &str) -> Result<(), EngineError> {
+        self.fetch_snapshot().await?;
         let manifest = self.checkpoint(exec).await?;
         let id = self.state.snapshot_store.next_id();
         let again = self.snapshots().run(move |files| files.repeat(&manifest, id)).await;
         let again = again.map_err(EngineError::KeepSnapshot)?;
         self.begin_changes().await?;
         self.drop_earlier(&again).await;
-        (self.unfetched, self.must_read_pointer) = (None, false);
         self.fall_asleep(&again);
         self.is_at(exec);
         Ok(())
