@@ -26,6 +26,9 @@ impl Driver {
     /// Restores the session from its snapshot. If that fails, the session stays hibernated.
     pub(super) async fn wake(&mut self, quota: Quota) -> Result<SandboxLease, EngineError> {
         let begun = Instant::now();
+        if self.can_move() {
+            self.state.availability.must_not_drain()?;
+        }
         let reservation = match self.reservation.take() {
             Some(reservation) => reservation,
             None => self.reserve(quota).await?,
@@ -39,6 +42,7 @@ impl Driver {
                 self.kernel_required = false;
                 (self.went_back, self.files_only, self.hibernated_as) = (None, None, None);
                 self.hibernate_again_at = None;
+                self.snapshot_later();
                 self.touch(self.session.spec.ttl_s);
                 self.apply(Happening::SandboxReady);
                 self.publish();
