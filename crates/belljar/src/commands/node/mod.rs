@@ -89,7 +89,8 @@ async fn run(settings: &Settings, prepared: Prepared) -> Result<()> {
     identity::share_link_key(settings, &*store).await?;
     let stop = stop::on_signals()?;
     let (lease, watchdog) = (settings.cluster.lease, watchdog::start(settings));
-    let keeper = Keeper::register(Arc::clone(&store), node.clone(), lease, watchdog.clone()).await?;
+    let keeper =
+        Keeper::register(Arc::clone(&store), node.clone(), lease, watchdog.clone()).await?;
     let status = keeper.status();
     let runtime = prepared.launch(Some(store.owner())).await?;
     // The lease is kept from now on: the start of the engine may take longer than a lease.

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use belljar_api::{App, GuardConfig};
-use belljar_engine::{Engine, NodeConfig};
 use belljar_engine::audit::Audit;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::store::Store;
+use belljar_engine::{Engine, NodeConfig};
 use belljar_runtime::Runtime;
 use belljar_runtime::selftest::Verdict;
 
