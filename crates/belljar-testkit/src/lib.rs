@@ -11,6 +11,7 @@ pub mod command;
 pub mod installation;
 pub mod openapi;
 pub mod port;
+pub mod postgres;
 pub mod scratch_host;
 pub mod server;
 pub mod session;

@@ -10,6 +10,7 @@ use crate::commands::doctor::DoctorArgs;
 use crate::commands::guest::GuestArgs;
 use crate::commands::image::ImageArgs;
 use crate::commands::key::KeyCommand;
+use crate::commands::migrate::MigrateArgs;
 use crate::commands::run::RunArgs;
 use crate::commands::serve::ServeArgs;
 use crate::commands::session::SessionArgs;
@@ -62,6 +63,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Print completions of commands and flags for your shell
     Completions(CompletionsArgs),
+    /// Move the records of this machine from SQLite files to a Postgres database
+    Migrate(MigrateArgs),
     /// Remove everything that Belljar stores on this machine
     Uninstall(UninstallArgs),
     /// Write the manual pages, for `make install`

@@ -10,6 +10,7 @@ pub(crate) mod guest;
 pub(crate) mod image;
 pub(crate) mod key;
 mod limits;
+pub(crate) mod migrate;
 mod outage;
 mod output;
 mod progress;

@@ -17,7 +17,7 @@ use belljar_engine::datasets::source::Sources;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::network::Network;
 use belljar_engine::spec::{SessionSpec, Storage};
-use belljar_engine::store::{SqliteStore, StateLock, Store};
+use belljar_engine::store::StateLock;
 use belljar_engine::workspaces::WorkspacesConfig;
 use belljar_engine::{Engine, EngineConfig, clock};
 use belljar_runtime::selftest::Verdict;
@@ -28,8 +28,8 @@ use tokio::sync::watch;
 
 use super::limits;
 use crate::backend::Prepared;
-use crate::home;
 use crate::logging;
+use crate::records;
 pub(crate) use args::ServeArgs;
 
 use crate::settings::{DEFAULT_MODEL, Listen, ServerSettings, Settings};
@@ -73,7 +73,7 @@ fn default_threads() -> usize {
 
 async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Result<()> {
     let server = &settings.server;
-    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&home::database(settings))?);
+    let (store, catalog) = records::open(settings).await?;
     let keys = KeyRing::open(Arc::clone(&store)).await?;
     let listener = bind(server, &keys).await?;
     let image = prepared.default_image(settings);
@@ -90,7 +90,8 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     let model = model.as_ref().filter(|_| listens_privately(&listener) && keys.is_empty());
     let authority = settings.state_dir.join("network-authority.pem");
     let network = settings.network.of_server(authority, model)?;
-    let config = engine_config(settings, image, server.dataset_sources()?, network);
+    let mut config = engine_config(settings, image, server.dataset_sources()?, network);
+    config.artifact_store.catalog = catalog;
     let engine = Engine::start(config, store, runtime, audit).await?;
     let guard = GuardConfig {
         hosts: own_hosts(server, listener.local_addr()),
@@ -282,6 +283,7 @@ fn artifact_store_config(settings: &Settings) -> ArtifactStoreConfig {
     ArtifactStoreConfig {
         blobs_dir: artifacts.blobs_dir.clone(),
         database: artifacts.database.clone(),
+        catalog: None,
         key_file: settings.state_dir.join("links.key"),
         sessions_root: settings.server.sessions_root.clone(),
         outputs_dir: settings.outputs_dir.clone(),
