@@ -473,3 +473,27 @@ async fn calls_fail_soon_while_postgres_is_away_and_work_again_after_it() {
     tokio::time::sleep(lease).await;
     assert!(!short.take_over_expired(Duration::ZERO).await.unwrap().is_empty());
 }
+
+#[tokio::test]
+async fn connections_are_encrypted_as_the_url_says() {
+    let postgres = Postgres::start_with_tls();
+    let url = postgres.tls_url("postgres");
+    let open = async |parameters: &str| {
+        let url = DatabaseUrl::parse(&format!("{url}?{parameters}")).unwrap();
+        PostgresStore::open(&url, "").await
+    };
+    let encrypted = "SELECT count(*) > 0 FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) \
+                     WHERE ssl AND application_name = 'belljar'";
+    let require = open("sslmode=require").await.unwrap();
+    assert_eq!(postgres.sql("postgres", encrypted), "t");
+    require.close().await;
+    let error = open("sslmode=verify-full").await.unwrap_err();
+    let StoreError::Open { path, cause } = error else { panic!("{error:?}") };
+    assert!(!format!("{path:?} {cause:?}").contains("hunter2"));
+    let roots = postgres.certificate();
+    let certificate = std::fs::read(&roots).unwrap();
+    let copy = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(copy.path(), certificate).unwrap();
+    let verified = open(&format!("sslmode=verify-full&sslrootcert={}", copy.path().display()));
+    verified.await.unwrap().check().await.unwrap();
+}
