@@ -89,6 +89,7 @@ fn artifact_store_config(settings: &Settings) -> ArtifactStoreConfig {
     ArtifactStoreConfig {
         blobs_dir: artifacts.blobs_dir.clone(),
         database: artifacts.database.clone(),
+        catalog: None,
         key_file: settings.state_dir.join("links.key"),
         sessions_root: settings.server.sessions_root.clone(),
         outputs_dir: settings.outputs_dir.clone(),
