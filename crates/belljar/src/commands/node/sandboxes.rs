@@ -37,7 +37,7 @@ impl Sandboxes for NodeSandboxes {
         let switched = match self.engine.get() {
             Some(engine) => engine.freeze(frozen).await,
             None => {
-                Arc::clone(&self.runtime).freeze_all(frozen).await.map_err(EngineError::Freeze)
+                Arc::clone(&self.runtime).freeze_all(frozen).await.map_err(EngineError::FreezeAll)
             }
         };
         if let Err(error) = switched {
