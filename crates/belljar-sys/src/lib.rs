@@ -15,7 +15,11 @@
 //! * [`glob`] matches names, [`watch`] reports changes of files;
 //! * [`user_files`] handles files with the rights of the sandbox's user, [`file`] writes files durably,
 //!   [`file_lock`] locks them;
+<<<<<<< HEAD
 //! * [`boot_clock`] measures time for leases.
+=======
+//! * [`wake_class`] says on which machines a snapshot of a kernel can be restored.
+>>>>>>> h-vdso
 
 pub mod apply;
 mod arch;
@@ -47,5 +51,6 @@ pub mod tree;
 pub mod tty;
 pub mod untrusted;
 pub mod user_files;
+pub mod wake_class;
 pub mod watch;
 pub mod xattr;

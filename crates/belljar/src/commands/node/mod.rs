@@ -80,7 +80,7 @@ async fn run(settings: &Settings, prepared: Prepared) -> Result<()> {
     let listener = Listener::tcp(&listen, Some(Tls::new(tls.server))).await;
     let listener = listener.context("BELLJAR_NODE_LISTEN")?;
     let image = prepared.default_image(settings);
-    let class = identity::class(settings, &image);
+    let class = identity::class(&image);
     let node = NewNode {
         id: id.clone(),
         address: identity::address(settings, listener.local_addr())?,

@@ -24,6 +24,10 @@ pub(crate) fn engine_config(
     node: Option<NodeConfig>,
 ) -> EngineConfig {
     let server = &settings.server;
+    let mut snapshots = server.snapshots.clone();
+    if let (Some(remote), Some(node)) = (&mut snapshots.remote, &node) {
+        remote.class.clone_from(&node.class);
+    }
     EngineConfig {
         defaults: SessionSpec {
             image,
@@ -56,7 +60,7 @@ pub(crate) fn engine_config(
         total: server.total,
         alone_for_s: server.alone_for_s,
         spill: server.spill,
-        snapshots: server.snapshots.clone(),
+        snapshots,
         max_ttl_s: server.max_ttl_s,
         node,
         snapshot_every: None,
