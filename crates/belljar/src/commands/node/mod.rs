@@ -113,7 +113,9 @@ async fn run(settings: &Settings, prepared: Prepared) -> Result<()> {
     engine.audit().flush();
     match left {
         0 => {
-            watchdog.inspect(Watchdog::end);
+            if let Some(watchdog) = &watchdog {
+                watchdog.end();
+            }
             logging::announce("belljar: stopped; no session is left on this node");
         }
         // The watchdog freezes them when the lease ends.
