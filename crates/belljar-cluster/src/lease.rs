@@ -143,6 +143,9 @@ pub trait Sandboxes: Send + Sync {
 
     /// Kills all sandboxes and forgets their sessions, without any write to the database. They belong to others now.
     async fn fence(&self);
+
+    /// The node has registered again after a fence, and may own sessions that no other node took over.
+    async fn registered(&self);
 }
 
 /// The state of the lease, for metrics and health checks.
@@ -220,6 +223,11 @@ impl Keeper {
         Arc::clone(&self.status)
     }
 
+    #[must_use]
+    pub fn watchdog(&self) -> Option<Watchdog> {
+        self.watchdog.clone()
+    }
+
     /// Keeps the lease until the task is aborted.
     pub async fn keep(mut self, sandboxes: Arc<dyn Sandboxes>) {
         loop {
@@ -270,6 +278,10 @@ impl Keeper {
             }
         };
         self.note(answer, sent);
+        if (duty, answer) == (Duty::Register, Answer::Granted) {
+            tracing::info!("this node has a lease again");
+            sandboxes.registered().await;
+        }
     }
 
     fn note(&mut self, answer: Answer, sent: Duration) {

@@ -10,8 +10,10 @@ use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use belljar_sys::file_lock::FileLock;
 use belljar_sys::{boot_clock, process};
@@ -21,6 +23,9 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(200);
 
 /// Pause before a watchdog that ended is started again.
 const RESTART_PAUSE: Duration = Duration::from_millis(500);
+
+/// How long a server waits for the end of its watchdog.
+const END_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How the server starts a watchdog.
 #[derive(Debug, Clone)]
@@ -34,9 +39,11 @@ pub struct WatchdogConfig {
 }
 
 /// The server's side of its watchdog.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Watchdog {
     orders: mpsc::Sender<Order>,
+    /// Set when the process has ended because it was asked to.
+    ended: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +58,8 @@ impl Watchdog {
     pub fn start(config: WatchdogConfig) -> io::Result<Watchdog> {
         let mut running = Running::start(&config)?;
         let (orders, received) = mpsc::channel();
+        let ended = Arc::new(AtomicBool::new(false));
+        let note_end = Arc::clone(&ended);
         // A thread of its own, because writing to a watchdog that is stopped would block.
         std::thread::Builder::new().name("lease-watchdog".into()).spawn(move || {
             while let Ok(order) = received.recv() {
@@ -66,11 +75,12 @@ impl Watchdog {
                 }
                 if order == Order::End {
                     let _ = running.child.wait();
+                    note_end.store(true, Ordering::Relaxed);
                     return;
                 }
             }
         })?;
-        Ok(Watchdog { orders })
+        Ok(Watchdog { orders, ended })
     }
 
     /// Sandboxes may run until then, by the boot clock.
@@ -78,9 +88,13 @@ impl Watchdog {
         let _ = self.orders.send(Order::Until(deadline));
     }
 
-    /// Ends the watchdog, because no sandbox is left.
+    /// Ends the watchdog, because no sandbox is left, and waits for that.
     pub fn end(&self) {
         let _ = self.orders.send(Order::End);
+        let until = Instant::now() + END_PATIENCE;
+        while !self.ended.load(Ordering::Relaxed) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
@@ -260,9 +274,8 @@ impl Guard<'_> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
     use std::thread::JoinHandle;
-    use std::time::Instant;
 
     use super::*;
 

@@ -3,10 +3,13 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use belljar_runtime::Limits;
 
+use crate::error::EngineError;
 use crate::lock;
+use crate::store::{NodeLoad, QuotaLimit, Store, StoreError};
 
 /// Limits; `None` means no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -61,6 +64,57 @@ pub struct Reservation {
     used: Arc<Mutex<Used>>,
     tenant: String,
     load: Load,
+    /// What is also counted over all nodes of the cluster, and where.
+    over_nodes: Option<(Arc<dyn Store>, NodeLoad)>,
+}
+
+/// How often, and how long apart, capacity is given back to a database that cannot be reached.
+const RETURN_ATTEMPTS: u32 = 120;
+const RETURN_PAUSE: Duration = Duration::from_secs(1);
+
+impl Reservation {
+    /// Reserves the same capacity over all nodes, if the tenant has limits.
+    pub(crate) async fn over_all_nodes(
+        mut self,
+        store: &Arc<dyn Store>,
+        quota: Quota,
+    ) -> Result<Reservation, EngineError> {
+        let limit = QuotaLimit { sessions: quota.sessions, memory: quota.memory };
+        let Some(cluster) = store.cluster().filter(|_| limit != QuotaLimit::default()) else {
+            return Ok(self);
+        };
+        let load = NodeLoad { sessions: self.load.sessions, memory: self.load.memory };
+        if cluster.reserve_quota(&self.tenant, load, limit).await? {
+            self.over_nodes = Some((Arc::clone(store), load));
+            return Ok(self);
+        }
+        let (what, limit) = match (quota.sessions, quota.memory) {
+            (Some(sessions), None) => ("sessions on all nodes", sessions),
+            (_, memory) => ("bytes of memory or of sessions on all nodes", memory.unwrap_or(0)),
+        };
+        Err(Full { whose: "this tenant's", what, limit, used: limit }.into())
+    }
+
+    /// Gives the capacity back, and waits until it is counted as free on all nodes.
+    pub(crate) async fn give_back(mut self) {
+        if let Some((store, load)) = self.over_nodes.take()
+            && let Err(error) = give_back_over_nodes(&*store, &self.tenant, load).await
+        {
+            tracing::debug!("a quota is given back later: {error}");
+            self.over_nodes = Some((store, load));
+        }
+    }
+}
+
+async fn give_back_over_nodes(
+    store: &dyn Store,
+    tenant: &str,
+    load: NodeLoad,
+) -> Result<(), StoreError> {
+    match store.cluster() {
+        Some(cluster) => cluster.release_quota(tenant, load).await,
+        None => Ok(()),
+    }
 }
 
 impl Admission {
@@ -108,7 +162,8 @@ impl Admission {
         used.total.add(load);
         used.tenants.entry(tenant.to_owned()).or_default().add(load);
         drop(used);
-        Ok(Reservation { used: Arc::clone(&self.used), tenant: tenant.to_owned(), load })
+        let used = Arc::clone(&self.used);
+        Ok(Reservation { used, tenant: tenant.to_owned(), load, over_nodes: None })
     }
 
     /// Reserves capacity for a sandbox that exists already, regardless of the limits.
@@ -180,6 +235,20 @@ impl Load {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        if let Some((store, load)) = self.over_nodes.take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let tenant = self.tenant.clone();
+            runtime.spawn(async move {
+                for _ in 0..RETURN_ATTEMPTS {
+                    if give_back_over_nodes(&*store, &tenant, load).await.is_ok() {
+                        return;
+                    }
+                    tokio::time::sleep(RETURN_PAUSE).await;
+                }
+                tracing::error!(tenant, "failed to give back a quota");
+            });
+        }
         let mut used = lock(&self.used);
         used.total.subtract(self.load);
         if let Some(own) = used.tenants.get_mut(&self.tenant) {

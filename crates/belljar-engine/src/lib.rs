@@ -42,7 +42,7 @@ pub use belljar_store as store;
 pub use config::{EngineConfig, NodeConfig, SpillPolicy};
 pub use engine::{
     Accepted, ArchiveDownload, ArchiveUpload, AttachedTerminal, Beyond, CheckedRun, Checkpoint,
-    Created, CreatedHow, Engine, ExecInfo, FileUpload, MAX_FORKS, RunAsk, SessionInfo, TerminalAsk,
+    Created, CreatedHow, Drained, Engine, ExecInfo, FileUpload, MAX_FORKS, RunAsk, SessionInfo, TerminalAsk,
     TerminalControl, TerminalUpdate, Upload, Watching,
 };
 pub use error::{EngineError, in_full};

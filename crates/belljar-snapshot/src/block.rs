@@ -28,10 +28,6 @@ impl Block {
         self.start + self.len
     }
 
-    pub(crate) fn left(&self) -> u64 {
-        self.len - self.used
-    }
-
     /// Allocates whole pages.
     pub(crate) fn pages(&mut self, len: u64) -> Result<u64> {
         let start = self.used.next_multiple_of(PAGE);

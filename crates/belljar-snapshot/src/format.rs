@@ -2,18 +2,22 @@
 //!
 //! ```text
 //! Header | signals: 64 Actions | layers: ids | areas | runs | text: paths, each ending with a zero
+//!     at the next whole word: Tail | identities: one for each area
 //! ```
 //!
 //! An area is a range of addresses with its original content: zeroes, or a file. Runs are the pages that differ from it, in the
-//! order of their addresses. Newer versions read the indexes of older ones.
+//! order of their addresses. Newer versions read the indexes of older ones, which may have no tail.
 
 use core::mem::size_of;
 
 use crate::block::Plain;
+use crate::features::Features;
+use crate::identity::Identity;
 use crate::raw::{Action, EINVAL, PAGE, Result, SIGNALS};
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"BELLJAR\x01");
-pub(crate) const VERSION: u64 = 1;
+/// The version of the format.
+pub const VERSION: u64 = 1;
 
 /// A file of pages and its number.
 #[repr(C)]
@@ -64,6 +68,10 @@ pub(crate) const SHARED_FILE: u64 = 2;
 pub(crate) const STACK: u64 = 3;
 /// Provided by Linux (vDSO): moved to its former address.
 pub(crate) const PROVIDED: u64 = 4;
+/// A copy of another machine's vDSO, which jumps to this machine's, see [`crate::vdso`].
+pub(crate) const PROXY: u64 = 5;
+/// Memory of the vDSO's `getrandom`, which is never saved: two kernels must not have the same random numbers.
+pub(crate) const DROPPABLE: u64 = 6;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -103,8 +111,23 @@ impl Run {
     }
 }
 
+/// What was added to the format later.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tail {
+    pub(crate) magic: u64,
+    /// The processor that the process ran on.
+    pub(crate) features: Features,
+    /// The number of identities.
+    pub(crate) identities: u64,
+}
+
+pub(crate) const TAIL_MAGIC: u64 = u64::from_le_bytes(*b"BELLJAR\x02");
+
 // SAFETY: words only.
 unsafe impl Plain for LayerFile {}
+// SAFETY: words only.
+unsafe impl Plain for Tail {}
 // SAFETY: words only.
 unsafe impl Plain for Header {}
 // SAFETY: words only.
@@ -122,6 +145,10 @@ pub(crate) struct Index<'a> {
     pub(crate) areas: &'a [Area],
     pub(crate) runs: &'a [Run],
     pub(crate) text: &'a [u8],
+    /// Empty if it has no tail.
+    pub(crate) features: Features,
+    /// One for each area, or none.
+    pub(crate) identities: &'a [Identity],
 }
 
 impl<'a> Index<'a> {
@@ -138,7 +165,25 @@ impl<'a> Index<'a> {
         let good = in_order(areas.iter().map(|area| (area.start, Some(area.end))))
             && in_order(runs.iter().map(|run| (run.start, run.start.checked_add(run.len))))
             && runs.iter().all(|run| run.has_valid_offset());
-        if good { Ok(Index { header, signals, areas, runs, text }) } else { Err(EINVAL) }
+        let (features, identities) = tail(text.len(), bytes)?;
+        if !good || !(identities.is_empty() || identities.len() == areas.len()) {
+            return Err(EINVAL);
+        }
+        Ok(Index { header, signals, areas, runs, text, features, identities })
+    }
+
+    /// Stands for the content of the file of an area, if that is known.
+    pub(crate) fn identity(&self, number: usize) -> Identity {
+        self.identities.get(number).copied().unwrap_or_default()
+    }
+
+    /// The runs of an area.
+    pub(crate) fn runs_of(&self, area: &Area) -> Result<&'a [Run]> {
+        let first = self.runs.partition_point(|run| run.start < area.start);
+        let last = self.runs.partition_point(|run| run.start < area.end);
+        let runs = &self.runs[first..last];
+        // A run must not span two areas: freezing never joins runs across areas.
+        if runs.last().is_some_and(|run| run.end() > area.end) { Err(EINVAL) } else { Ok(runs) }
     }
 
     /// The path of an area, with the zero at its end.
@@ -146,6 +191,18 @@ impl<'a> Index<'a> {
         let [start, len] = area.path.map(|word| word as usize);
         let path = self.text.get(start..).and_then(|rest| rest.get(..len)).ok_or(EINVAL)?;
         if path.ends_with(b"\0") { Ok(path) } else { Err(EINVAL) }
+    }
+}
+
+/// Reads what follows a text of this length.
+fn tail(text: usize, bytes: &[u8]) -> Result<(Features, &[Identity])> {
+    let tail_of = |mut bytes| -> Result<_> { Ok((cut::<Tail>(&mut bytes, 1)?[0], bytes)) };
+    let filled = text.next_multiple_of(size_of::<u64>()) - text;
+    match bytes.get(filled..).map(tail_of) {
+        Some(Ok((tail, mut rest))) if tail.magic == TAIL_MAGIC => {
+            Ok((tail.features, cut(&mut rest, tail.identities)?))
+        }
+        _ => Ok((Features::default(), &[])),
     }
 }
 
@@ -237,6 +294,40 @@ pub(crate) mod tests {
             layout: [0; 11],
             provided: 0,
         }
+    }
+
+    /// The same index with a tail.
+    pub(crate) fn with_tail(
+        mut words: Vec<u64>,
+        features: Features,
+        identities: &[[u64; 2]],
+    ) -> Vec<u64> {
+        let tail = [Tail { magic: TAIL_MAGIC, features, identities: identities.len() as u64 }];
+        let (tail, _) = bytes_of(&tail).as_chunks::<8>();
+        words.extend(tail.iter().map(|word| u64::from_ne_bytes(*word)));
+        words.extend(identities.as_flattened());
+        words
+    }
+
+    #[test]
+    fn what_was_added_later_is_read_if_it_is_there() {
+        let areas = [area((0, PAGE), FILE, [0, 2]), area((PAGE, 2 * PAGE), FILE, [0, 2])];
+        let features = Features::of_this_machine();
+        let older = written(header(), &areas, &[], b"a\0");
+        let index = Index::parse(bytes_of(&older)).expect("one of an earlier version");
+        assert_eq!((index.features, index.identities.len()), (Features::default(), 0));
+        assert!(!index.identity(0).is_known());
+        let words = with_tail(older.clone(), features, &[[1, 2], [3, 4]]);
+        let index = Index::parse(bytes_of(&words)).expect("an index");
+        assert_eq!((index.features, index.identities.len()), (features, 2));
+        assert!(index.identity(1).is_known() && !index.identity(2).is_known());
+        let fewer = with_tail(older.clone(), features, &[[1, 2]]);
+        assert!(Index::parse(bytes_of(&fewer)).is_err(), "an area has none");
+        assert!(Index::parse(bytes_of(&words[..words.len() - 1])).is_err(), "it is cut off");
+        let mut many = words;
+        let at = older.len() + size_of::<Tail>() / 8 - 1;
+        many[at] = u64::MAX;
+        assert!(Index::parse(bytes_of(&many)).is_err(), "it ends before");
     }
 
     fn area((start, end): (u64, u64), kind: u64, path: [u64; 2]) -> Area {

@@ -4,13 +4,15 @@ use core::arch::naked_asm;
 use core::slice;
 
 use crate::block::{Block, List, Plain};
+use crate::features::Features;
 use crate::format::{
-    ANONYMOUS, Area, COMMON, FILE, Header, Index, LayerFile, MAGIC, PROVIDED, Run, SHARED_FILE,
-    STACK, VERSION, bytes_of, sum,
+    ANONYMOUS, Area, COMMON, DROPPABLE, FILE, Header, Index, LayerFile, MAGIC, PROVIDED, PROXY,
+    Run, SHARED_FILE, STACK, TAIL_MAGIC, Tail, VERSION, bytes_of, sum,
 };
+use crate::identity::{self, Identity};
 use crate::maps::{self, Mapping};
 use crate::raw::{self, Action, ENOTSUP, EPIPE, EPROTO, PAGE, Range, Result, SIGNALS, Stat};
-use crate::{REQUEST_VERSION, stream};
+use crate::{REQUEST_VERSION, stream, vdso};
 
 /// The request to save this process, and the result.
 ///
@@ -67,6 +69,8 @@ const SHARE_BYTES: u64 = 1 << 20;
 const AREAS_BYTES: u64 = 8 << 20;
 const RUNS_BYTES: u64 = 64 << 20;
 const TEXT_BYTES: u64 = 4 << 20;
+const IDENTITIES_BYTES: u64 = 2 << 20;
+const FILES_BYTES: u64 = 6 << 20;
 const OTHER_BYTES: u64 = 16 << 20;
 
 /// Ranges of one write; Linux allows 1024.
@@ -152,7 +156,8 @@ fn write(request: &mut Freeze, stack_pointer: u64, resume: u64) -> Result<()> {
     for layer in given {
         sizes += raw::fstat(layer.fd)?.size.next_multiple_of(PAGE) + PAGE;
     }
-    let own_bytes = AREAS_BYTES + RUNS_BYTES + TEXT_BYTES + OTHER_BYTES + (8 << 20);
+    let lists = AREAS_BYTES + IDENTITIES_BYTES + FILES_BYTES + RUNS_BYTES + TEXT_BYTES;
+    let own_bytes = lists + OTHER_BYTES + (8 << 20);
     let len = (own_bytes + before_len + sizes).next_multiple_of(PAGE) + PAGE;
     let mut block = Block::take(None, len)?;
     let outcome = Writer::new(&mut block, request, given, before_len)
@@ -194,6 +199,8 @@ struct Writer {
     next: usize,
     table: &'static [u8],
     areas: List<Area>,
+    /// Of the files of the areas.
+    identities: List<Identity>,
     runs: List<Run>,
     text: List<u8>,
     /// The layers that runs refer to.
@@ -207,13 +214,34 @@ struct Writer {
     cursor: u64,
     written: u64,
     provided: u64,
+    /// The C library may have memory for the vDSO's `getrandom`.
+    has_getrandom: bool,
     /// The next run begins an area, and is not joined with the one before.
     apart: bool,
-    /// The file that was examined last: a library is mapped in several pieces, one after the other.
-    looked_at: Option<([u64; 2], Stat)>,
+    /// The files of all mappings, and the one that was examined last: a library is mapped in several pieces, one after the
+    /// other.
+    files: List<MappedFile>,
+    file: usize,
+    buffer: &'static mut [u8],
     /// The end of a piece that malloc has mapped.
     malloc_until: u64,
 }
+
+/// A file that is mapped, and can still be found by its name.
+#[derive(Clone, Copy)]
+struct MappedFile {
+    /// Its name in the text.
+    path: [u64; 2],
+    inode: u64,
+    size: u64,
+    modified: [u64; 2],
+    identity: Identity,
+    /// Not 0 if another file, or none, has its name now.
+    is_gone: u64,
+}
+
+// SAFETY: words only.
+unsafe impl Plain for MappedFile {}
 
 /// The content of a mapping's pages before anything is written to them.
 #[derive(Clone, Copy)]
@@ -224,6 +252,8 @@ enum Nature {
     Layer(Layer, u64),
     /// Content that will not exist any more when the snapshot is restored: all pages are saved.
     Passing,
+    /// Content that must not be saved.
+    Secret,
 }
 
 impl Writer {
@@ -264,6 +294,7 @@ impl Writer {
             next: 0,
             table: &[],
             areas: block.list(AREAS_BYTES)?,
+            identities: block.list(IDENTITIES_BYTES)?,
             runs: block.list(RUNS_BYTES)?,
             text: block.list(TEXT_BYTES)?,
             used: block.list((MAX_LAYERS * size_of::<u64>()) as u64)?,
@@ -274,8 +305,11 @@ impl Writer {
             cursor: 0,
             written: 0,
             provided: 0,
+            has_getrandom: false,
             apart: true,
-            looked_at: None,
+            files: block.list(FILES_BYTES)?,
+            file: 0,
+            buffer: block.slice(identity::BUFFER_BYTES)?,
             malloc_until: 0,
         };
         let head = writer.range_of_head();
@@ -287,7 +321,9 @@ impl Writer {
     fn write(&mut self, request: &mut Freeze, stack_pointer: u64, resume: u64) -> Result<()> {
         // SAFETY: the caller's promise.
         let own = unsafe { slice::from_raw_parts(request.own, request.own_len as usize) };
-        let outcome = self.write_mappings(own, &mut request.problem);
+        // First, because this changes memory that is saved afterwards.
+        let outcome = self.examine(own);
+        let outcome = outcome.and_then(|()| self.write_mappings(own, &mut request.problem));
         raw::close(self.pagemap);
         outcome?;
         self.flush()?;
@@ -311,6 +347,26 @@ impl Writer {
             0 => Err(EPIPE),
             _ => Ok(()),
         }
+    }
+
+    /// Examines the files and the vDSO of this process.
+    fn examine(&mut self, own: &[u8]) -> Result<()> {
+        let table = self.table;
+        for mapping in maps::mappings(table) {
+            if mapping.is_file() && !self.is_layer(&mapping) && !is_own(&mapping, own) {
+                self.look_at(&mapping)?;
+            }
+            if mapping.name == b"[vdso]" {
+                let code = memory(mapping.start, mapping.end - mapping.start);
+                self.provided = sum(code);
+                self.has_getrandom = vdso::has_getrandom(code);
+            }
+        }
+        Ok(())
+    }
+
+    fn is_layer(&self, mapping: &Mapping<'_>) -> bool {
+        self.layers.as_slice().iter().flatten().any(|layer| layer.is_mapped_by(mapping))
     }
 
     fn write_mappings(&mut self, own: &[u8], problem: &mut [u8; 256]) -> Result<()> {
@@ -351,65 +407,110 @@ impl Writer {
         if mapping.is_provided() {
             area.kind = PROVIDED;
             area.path = self.name(mapping.name)?;
-            if mapping.name == b"[vdso]" {
-                self.provided = sum(memory(mapping.start, mapping.end - mapping.start));
-            }
-            return self.areas.push(area);
+            self.add(area, Identity::UNKNOWN)?;
+            // Another machine has another one, see `vdso`.
+            let saved = mapping.name == b"[vdso]";
+            return if saved { self.write_pages(mapping, Nature::Passing) } else { Ok(()) };
         }
-        let nature = self.nature(mapping, own, &mut area)?;
-        if mapping.shared {
-            return self.areas.push(area);
-        }
-        self.areas.push(area)?;
-        self.write_pages(mapping, nature)
+        let (nature, identity) = self.nature(mapping, own, &mut area)?;
+        self.add(area, identity)?;
+        if mapping.shared { Ok(()) } else { self.write_pages(mapping, nature) }
     }
 
-    fn nature(&mut self, mapping: &Mapping<'_>, own: &[u8], area: &mut Area) -> Result<Nature> {
+    fn add(&mut self, area: Area, identity: Identity) -> Result<()> {
+        self.identities.push(identity)?;
+        self.areas.push(area)
+    }
+
+    /// The content of a mapping before anything was written to it, and what stands for that of a file.
+    fn nature(
+        &mut self,
+        mapping: &Mapping<'_>,
+        own: &[u8],
+        area: &mut Area,
+    ) -> Result<(Nature, Identity)> {
+        let unknown = |nature: Nature| Ok((nature, Identity::UNKNOWN));
         if !mapping.is_file() {
-            if mapping.shared {
-                return Err(ENOTSUP);
-            }
-            if mapping.name == b"[stack]" {
-                area.kind = STACK;
-            }
-            return Ok(Nature::Zeroes);
+            return if mapping.shared {
+                Err(ENOTSUP)
+            } else {
+                unknown(self.of_no_file(mapping, area))
+            };
         }
         if !mapping.shared {
             let layers = self.layers.as_slice().iter().flatten();
             if let Some(layer) = layers.into_iter().find(|layer| layer.is_mapped_by(mapping)) {
-                return Ok(Nature::Layer(*layer, mapping.offset));
+                return unknown(Nature::Layer(*layer, mapping.offset));
             }
-            if !own.is_empty() && mapping.name.starts_with(own) {
-                return Ok(Nature::Passing);
+            if is_own(mapping, own) {
+                return unknown(Nature::Passing);
             }
         }
-        let Some((path, stat)) = self.look_at(mapping)? else {
+        let file = self.look_at(mapping)?;
+        if file.is_gone != 0 {
             // A layer that was removed, or has no name here: its content is saved from memory.
-            return if mapping.shared { Err(ENOTSUP) } else { Ok(Nature::Passing) };
-        };
-        area.path = path;
+            return if mapping.shared { Err(ENOTSUP) } else { unknown(Nature::Passing) };
+        }
         area.kind = if mapping.shared { SHARED_FILE } else { FILE };
-        (area.size, area.modified) = (stat.size, stat.modified);
-        Ok(Nature::File)
+        (area.path, area.size, area.modified) = (file.path, file.size, file.modified);
+        Ok((Nature::File, file.identity))
     }
 
-    /// The file of a mapping, if it can still be found by its name.
-    fn look_at(&mut self, mapping: &Mapping<'_>) -> Result<Option<([u64; 2], Stat)>> {
-        if let Some((path, stat)) = self.looked_at {
-            let [start, len] = path.map(|word| word as usize);
-            let name = &self.text.as_slice()[start..start + len - 1];
-            if name == mapping.name && stat.inode == mapping.inode {
-                return Ok(self.looked_at);
-            }
+    fn of_no_file(&self, mapping: &Mapping<'_>, area: &mut Area) -> Nature {
+        let len = mapping.end - mapping.start;
+        if mapping.name == b"[stack]" {
+            area.kind = STACK;
+        } else if mapping.prot == raw::PROT_READ | raw::PROT_EXEC
+            && vdso::is_redirected(memory(mapping.start, vdso::HEAD_BYTES))
+        {
+            area.kind = PROXY;
+        } else if self.has_getrandom && raw::is_droppable(mapping.start, len) {
+            area.kind = DROPPABLE;
+            return Nature::Secret;
+        }
+        Nature::Zeroes
+    }
+
+    /// The file of a mapping. Called twice, each time in the order of addresses.
+    fn look_at(&mut self, mapping: &Mapping<'_>) -> Result<MappedFile> {
+        let (text, files) = (self.text.as_slice(), self.files.as_slice());
+        let is_it = |file: &MappedFile| {
+            let [start, len] = file.path.map(|word| word as usize);
+            text[start..start + len - 1] == *mapping.name && file.inode == mapping.inode
+        };
+        let later = files.get(self.file..).and_then(|files| files.iter().position(is_it));
+        let found = later.map(|ahead| self.file + ahead).or_else(|| files.iter().position(is_it));
+        if let Some(number) = found {
+            self.file = number;
+            return Ok(files[number]);
         }
         let path = self.name(mapping.name)?;
-        let stat = raw::open(&self.text.as_slice()[path[0] as usize..]).ok().and_then(|fd| {
-            let stat = raw::fstat(fd).ok();
-            raw::close(fd);
-            stat.filter(|stat| stat.inode == mapping.inode)
-        });
-        self.looked_at = stat.map(|stat| (path, stat));
-        Ok(self.looked_at)
+        let file = self.examined(path, mapping);
+        self.file = self.files.as_slice().len();
+        self.files.push(file)?;
+        Ok(file)
+    }
+
+    fn examined(&mut self, path: [u64; 2], mapping: &Mapping<'_>) -> MappedFile {
+        let inode = mapping.inode;
+        let identity = Identity::UNKNOWN;
+        let gone = MappedFile { path, inode, size: 0, modified: [0; 2], identity, is_gone: 1 };
+        let name = &self.text.as_slice()[path[0] as usize..];
+        let Ok(fd) = raw::open(name) else { return gone };
+        let file = match raw::fstat(fd) {
+            Ok(stat) if stat.inode == inode => {
+                // A file that is mapped shared may change.
+                let identity = match mapping.shared {
+                    true => identity,
+                    false => Identity::of(fd, mapping.name, &stat, self.buffer),
+                };
+                let Stat { size, modified, .. } = stat;
+                MappedFile { path, inode, size, modified, identity, is_gone: 0 }
+            }
+            _ => gone,
+        };
+        raw::close(fd);
+        file
     }
 
     /// Adds a name to the text; returns its position, and its length with the zero.
@@ -424,7 +525,8 @@ impl Writer {
 
     fn write_pages(&mut self, mapping: &Mapping<'_>, nature: Nature) -> Result<()> {
         // Code of a file is never written to, so it need not be saved.
-        if matches!(nature, Nature::File) && mapping.prot & raw::PROT_EXEC != 0 {
+        let is_code = matches!(nature, Nature::File) && mapping.prot & raw::PROT_EXEC != 0;
+        if is_code || matches!(nature, Nature::Secret) {
             return Ok(());
         }
         if self.flags & LAID_OUT != 0 {
@@ -470,7 +572,7 @@ impl Writer {
                     Nature::Zeroes => is_heap || self.is_of_malloc(address),
                     // It is mapped from a file as it is.
                     Nature::Layer(..) | Nature::Passing => true,
-                    Nature::File => false,
+                    Nature::File | Nature::Secret => false,
                 };
                 self.write_page(address, page, nature, u64::from(mappable))?;
             }
@@ -644,14 +746,22 @@ impl Writer {
             layout: layout()?,
             provided: self.provided,
         };
-        let header = [header];
+        let identities = self.identities.as_slice();
+        let features = Features::of_this_machine();
+        let tail = Tail { magic: TAIL_MAGIC, features, identities: identities.len() as u64 };
+        let (header, tail) = ([header], [tail]);
+        let text = self.text.as_slice();
+        let filled = text.len().next_multiple_of(size_of::<u64>()) - text.len();
         let parts = [
             bytes_of(&header),
             bytes_of(&signals),
             bytes_of(self.used.as_slice()),
             bytes_of(self.areas.as_slice()),
             bytes_of(self.runs.as_slice()),
-            self.text.as_slice(),
+            text,
+            &[0; size_of::<u64>()][..filled],
+            bytes_of(&tail),
+            bytes_of(identities),
         ];
         let len = parts.iter().map(|part| part.len() as u64).sum();
         raw::write_all(self.stream, bytes_of(&[stream::INDEX, 0, len]))?;
@@ -667,6 +777,11 @@ impl Layer {
     fn is_mapped_by(&self, mapping: &Mapping<'_>) -> bool {
         self.stat.inode == mapping.inode && self.stat.device == mapping.device
     }
+}
+
+/// Whether a mapping is of a file of Belljar itself.
+fn is_own(mapping: &Mapping<'_>, own: &[u8]) -> bool {
+    !mapping.shared && !own.is_empty() && mapping.name.starts_with(own)
 }
 
 /// An entry of `/proc/self/pagemap`.

@@ -20,16 +20,22 @@
 #![expect(clippy::cast_possible_truncation, reason = "a word is an address on this processor")]
 
 mod block;
+mod elf;
+mod features;
 mod format;
 mod freeze;
+mod identity;
 #[cfg(feature = "loader")]
 mod loader;
 mod maps;
+mod provided;
 mod raw;
 mod stream;
 mod thaw;
+mod vdso;
 
-pub use format::LayerFile;
+pub use features::Features;
+pub use format::{LayerFile, VERSION};
 pub use freeze::{Freeze, belljar_freeze};
 pub use thaw::{Thaw, belljar_thaw};
 

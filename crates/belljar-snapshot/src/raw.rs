@@ -13,6 +13,7 @@ pub(crate) const RT_SIGACTION: u64 = 13;
 pub(crate) const RT_SIGPROCMASK: u64 = 14;
 pub(crate) const PREAD: u64 = 17;
 pub(crate) const MREMAP: u64 = 25;
+const MADVISE: u64 = 28;
 pub(crate) const SIGALTSTACK: u64 = 131;
 pub(crate) const PRCTL: u64 = 157;
 pub(crate) const ARCH_PRCTL: u64 = 158;
@@ -34,13 +35,17 @@ pub(crate) const PROT_WRITE: u64 = 2;
 pub(crate) const PROT_EXEC: u64 = 4;
 pub(crate) const MAP_SHARED: u64 = 1;
 pub(crate) const MAP_PRIVATE: u64 = 2;
+/// Private, never swapped, and empty after a fork; since Linux 6.11.
+pub(crate) const MAP_DROPPABLE: u64 = 8;
 pub(crate) const MAP_FIXED: u64 = 0x10;
 pub(crate) const MAP_ANONYMOUS: u64 = 0x20;
 pub(crate) const MAP_GROWSDOWN: u64 = 0x100;
 pub(crate) const MAP_NORESERVE: u64 = 0x4000;
 pub(crate) const NO_FILE: u64 = u64::MAX;
 
+const EPERM: i64 = 1;
 const EINTR: i64 = 4;
+pub(crate) const ENOEXEC: i64 = 8;
 pub(crate) const ENOMEM: i64 = 12;
 pub(crate) const EINVAL: i64 = 22;
 pub(crate) const ENOSPC: i64 = 28;
@@ -193,6 +198,34 @@ pub(crate) unsafe fn mmap(
 pub(crate) unsafe fn munmap(start: u64, len: u64) {
     // SAFETY: the caller's promise.
     let _ = unsafe { syscall(MUNMAP, [start, len, 0, 0, 0, 0]) };
+}
+
+/// Whether Linux forbids to move a mapping (`mseal`).
+pub(crate) fn is_sealed(start: u64, len: u64) -> bool {
+    // SAFETY: without flags, and of the same length, it stays what it is.
+    let outcome = unsafe { syscall(MREMAP, [start, len, len, 0, 0, 0]) };
+    outcome == Err(EPERM)
+}
+
+/// Whether memory was mapped with [`MAP_DROPPABLE`]: Linux refuses to include it in core dumps, and to keep it in forks.
+pub(crate) fn is_droppable(start: u64, len: u64) -> bool {
+    const DODUMP: u64 = 17;
+    const KEEPONFORK: u64 = 19;
+    let refuses = |advice| {
+        // SAFETY: no content is changed.
+        let outcome = unsafe { syscall(MADVISE, [start, len, advice, 0, 0, 0]) };
+        outcome == Err(EINVAL)
+    };
+    // The second is not tried on other memory, where it would have an effect.
+    refuses(DODUMP) && refuses(KEEPONFORK)
+}
+
+pub(crate) fn has_droppable() -> bool {
+    let flags = MAP_DROPPABLE | MAP_ANONYMOUS;
+    // SAFETY: a new mapping, anywhere.
+    let found = unsafe { mmap(0, PAGE, PROT_READ, flags, NO_FILE, 0) };
+    // SAFETY: it was just made, and is not used.
+    found.map(|at| unsafe { munmap(at, PAGE) }).is_ok()
 }
 
 pub(crate) fn brk() -> u64 {

@@ -9,11 +9,15 @@ use core::slice;
 
 use crate::REQUEST_VERSION;
 use crate::block::{Block, List, Plain};
+use crate::features::Features;
 use crate::format::{
-    ANONYMOUS, Area, COMMON, FILE, Index, LayerFile, PROVIDED, Run, SHARED_FILE, STACK, sum,
+    ANONYMOUS, Area, COMMON, DROPPABLE, FILE, Index, LayerFile, PROVIDED, PROXY, Run, SHARED_FILE,
+    STACK,
 };
-use crate::maps::{self, Mapping};
-use crate::raw::{self, EINVAL, ENOMEM, EPROTO, ESTALE, PAGE, Result};
+use crate::identity::{self, Identity};
+use crate::maps;
+use crate::provided::{self, Provided};
+use crate::raw::{self, EINVAL, ENOEXEC, ENOMEM, EPROTO, ESTALE, PAGE, Result};
 
 /// The request to restore a snapshot, and the problem if it fails. Python mirrors it, see [`crate::Freeze`].
 #[repr(C)]
@@ -27,7 +31,7 @@ pub struct Thaw {
     /// The registration of this process for restartable sequences.
     rseq_offset: i64,
     rseq_len: u64,
-    /// A file that has changed or cannot be read.
+    /// A file that has changed or cannot be read, or what the processor lacks.
     problem: [u8; 256],
 }
 
@@ -57,13 +61,15 @@ const OTHER_BYTES: u64 = 48 << 20;
 /// The loop needs no stack, but a signal handler would; all signals are blocked.
 const STACK_BYTES: u64 = 16 << 10;
 /// The vDSO is moved here first: its old and its new address may overlap.
-const ASIDE_BYTES: u64 = 1 << 20;
+const ASIDE_BYTES: u64 = provided::MAX_BYTES;
 
 /// Where to look for free addresses: far from the usual mappings, and low enough for every processor.
 const FIRST_PLACE: u64 = 1 << 36;
 const LAST_PLACE: u64 = 1 << 46;
 
 const RSEQ_SIGNATURE: u64 = 0x5305_3053;
+/// The length that every version of Linux accepts.
+const RSEQ_BYTES: u64 = 32;
 
 /// The exit status if a step fails after this process was partly replaced.
 const EXIT_LOST: u64 = 71;
@@ -93,12 +99,14 @@ enum Never {}
 struct Step {
     number: u64,
     arguments: [u64; 6],
-    /// [`GOOD`], or the exact result that is required.
+    /// [`GOOD`], [`ANY`], or the exact result that is required.
     answer: u64,
 }
 
 /// Any result except an error.
 const GOOD: u64 = 0;
+/// Any result.
+const ANY: u64 = u64::MAX;
 
 // SAFETY: words only.
 unsafe impl Plain for Step {}
@@ -132,6 +140,8 @@ unsafe extern "C" fn go(
         "mov r9, [rbx + 48]",
         "syscall",
         "mov rcx, [rbx + 56]",
+        "cmp rcx, {any}",
+        "je 6f",
         "test rcx, rcx",
         "jz 3f",
         "cmp rax, rcx",
@@ -139,6 +149,7 @@ unsafe extern "C" fn go(
         "3:",
         "cmp rax, -4096",
         "ja 5f",
+        "6:",
         "add rbx, 64",
         "dec r12",
         "jmp 2b",
@@ -153,26 +164,34 @@ unsafe extern "C" fn go(
         "syscall",
         "ud2",
         lost = const EXIT_LOST,
+        any = const ANY.cast_signed(),
     )
 }
 
 /// An upper bound of its length. What is copied beyond its end is never executed.
 const GO_BYTES: usize = 256;
 
-struct Plan {
+pub(crate) struct Plan {
     steps: List<Step>,
     opened: List<u64>,
     /// The path, in the text, of the file that was opened last.
     last_path: [u64; 2],
+    buffer: &'static mut [u8],
 }
 
 impl Plan {
-    fn call(&mut self, number: u64, arguments: [u64; 6]) -> Result<()> {
+    pub(crate) fn call(&mut self, number: u64, arguments: [u64; 6]) -> Result<()> {
         self.expect(number, arguments, GOOD)
     }
 
     fn expect(&mut self, number: u64, arguments: [u64; 6], answer: u64) -> Result<()> {
         self.steps.push(Step { number, arguments, answer })
+    }
+
+    /// Moves a mapping.
+    pub(crate) fn relocate(&mut self, from: u64, len: u64, to: u64) -> Result<()> {
+        const MAYMOVE_FIXED: u64 = 3;
+        self.expect(raw::MREMAP, [from, len, len, MAYMOVE_FIXED, to, 0], to)
     }
 
     fn map(&mut self, range: (u64, u64), prot: u64, flags: u64, fd: u64, at: u64) -> Result<()> {
@@ -192,22 +211,29 @@ fn plan(request: &mut Thaw) -> Result<Never> {
     let len = raw::fstat(request.index)?.size;
     let mut reading = Block::take(None, len.next_multiple_of(PAGE) + OTHER_BYTES)?;
     let index = Index::parse(reading.map(request.index, len)?)?;
+    check_processor(&index, &mut request.problem)?;
     let block_len = (STEPS_BYTES + OTHER_BYTES).next_multiple_of(PAGE);
     let table = maps::read(&mut reading)?;
-    let place = find_place(table, &index, block_len)?;
+    let provided = Provided::of(table)?;
+    let place = find_place(table, &index, block_len + provided.len())?;
+    // The vDSO stays after the block is gone.
+    let home = place + block_len;
     let mut block = Block::take(Some(place), block_len)?;
     let aside = block.pages(ASIDE_BYTES)?;
     let stack = block.pages(STACK_BYTES)? + STACK_BYTES;
     let code = block.pages(GO_BYTES as u64)?;
     let structures = block.slice::<u64>(1024)?;
     let opened = block.list(64 << 10)?;
-    let bytes = STEPS_BYTES.min(block.left() - PAGE);
-    let mut plan = Plan { steps: block.list(bytes)?, opened, last_path: [0; 2] };
+    let buffer = reading.slice(identity::BUFFER_BYTES)?;
+    let mut plan = Plan { steps: block.list(STEPS_BYTES)?, opened, last_path: [0; 2], buffer };
     let thought_out = (|| {
         clear(&mut plan, table, &block)?;
-        provided(&mut plan, table, &index, aside)?;
-        for area in index.areas {
-            fill(&mut plan, &index, area, layers, &mut request.problem)?;
+        let places = [home, aside];
+        provided
+            .plan(&mut plan, &index, layers, &mut block, places)
+            .inspect_err(|_| explain(&mut request.problem, b"the vDSO"))?;
+        for number in 0..index.areas.len() {
+            fill(&mut plan, &index, number, layers, &mut request.problem)?;
         }
         attributes(&mut plan, &index, structures)
     })();
@@ -270,62 +296,52 @@ fn clear(plan: &mut Plan, table: &[u8], block: &Block) -> Result<()> {
     Ok(())
 }
 
-/// Moves the vDSO to its former address, which libraries remember.
-fn provided(plan: &mut Plan, table: &[u8], index: &Index<'_>, mut aside: u64) -> Result<()> {
-    const MAYMOVE_FIXED: u64 = 3;
-    let moved = |plan: &mut Plan, from: u64, len: u64, to: u64| {
-        plan.expect(raw::MREMAP, [from, len, len, MAYMOVE_FIXED, to, 0], to)
-    };
-    let ours = |name: &[u8]| maps::mappings(table).find(|mapping| mapping.name == name);
-    let theirs = |area: &&Area| area.kind == PROVIDED;
-    let mut there = aside;
-    for area in index.areas.iter().filter(theirs) {
-        let name = index.path(area)?;
-        let Some(found) = ours(&name[..name.len() - 1]) else { return Err(ESTALE) };
-        if found.end - found.start != area.end - area.start || changed(&found, index) {
-            // Another Linux, with another vDSO.
-            return Err(ESTALE);
+/// Libraries have chosen code for the processor that they began on.
+///
+/// Not in the loader: a zygote is made for the machines that use it, and asking the processor takes 0.2 ms in a virtual machine.
+fn check_processor(index: &Index<'_>, problem: &mut [u8; 256]) -> Result<()> {
+    if cfg!(feature = "loader") || index.features == Features::default() {
+        return Ok(());
+    }
+    let mut list = [0; 256];
+    let mut len = 0;
+    for name in index.features.missing_in(Features::of_this_machine()) {
+        let parts = [if len == 0 { "" } else { ", " }, name];
+        for byte in parts.iter().flat_map(|part| part.bytes()) {
+            if let Some(place) = list.get_mut(len) {
+                *place = byte;
+                len += 1;
+            }
         }
-        moved(plan, found.start, found.end - found.start, aside)?;
-        aside += area.end - area.start;
     }
-    for area in index.areas.iter().filter(theirs) {
-        let len = area.end - area.start;
-        moved(plan, there, len, area.start)?;
-        there += len;
-    }
-    Ok(())
+    explain(problem, &list[..len]);
+    if len == 0 { Ok(()) } else { Err(ENOEXEC) }
 }
 
-fn changed(found: &Mapping<'_>, index: &Index<'_>) -> bool {
-    if found.name != b"[vdso]" {
-        return false;
-    }
-    let len = (found.end - found.start) as usize;
-    // SAFETY: Linux maps it readable into every process.
-    let code = unsafe { slice::from_raw_parts(found.start as *const u8, len) };
-    sum(code) != index.header.provided
+fn explain(problem: &mut [u8; 256], text: &[u8]) {
+    // The last byte stays zero.
+    let len = text.len().min(problem.len() - 1);
+    problem[..len].copy_from_slice(&text[..len]);
 }
 
 /// Maps the original content of an area, and the saved pages over it.
 fn fill(
     plan: &mut Plan,
     index: &Index<'_>,
-    area: &Area,
+    number: usize,
     layers: &[LayerFile],
     problem: &mut [u8; 256],
 ) -> Result<()> {
-    let first = index.runs.partition_point(|run| run.start < area.start);
-    let last = index.runs.partition_point(|run| run.start < area.end);
-    let runs = &index.runs[first..last];
-    // A run must not span two areas: freezing never joins runs across areas.
-    if runs.last().is_some_and(|run| run.end() > area.end) {
-        return Err(EINVAL);
-    }
+    let area = &index.areas[number];
+    let runs = index.runs_of(area)?;
     let writable = if runs.is_empty() { area.prot } else { area.prot | raw::PROT_WRITE };
     let range = (area.start, area.end);
     match area.kind {
-        PROVIDED => return Ok(()),
+        PROVIDED | PROXY => return Ok(()),
+        DROPPABLE => {
+            let flags = if raw::has_droppable() { raw::MAP_DROPPABLE } else { raw::MAP_PRIVATE };
+            return plan.map(range, area.prot, flags | raw::MAP_ANONYMOUS, raw::NO_FILE, 0);
+        }
         ANONYMOUS => {
             plan.map(range, writable, raw::MAP_PRIVATE | raw::MAP_ANONYMOUS, raw::NO_FILE, 0)?;
         }
@@ -335,10 +351,8 @@ fn fill(
         }
         FILE | SHARED_FILE => {
             let path = index.path(area)?;
-            let fd = open(plan, path, area).inspect_err(|_| {
-                let len = path.len().min(problem.len());
-                problem[..len].copy_from_slice(&path[..len]);
-            })?;
+            let fd = open(plan, path, area, index.identity(number))
+                .inspect_err(|_| explain(problem, path))?;
             let flags = if area.kind == FILE { raw::MAP_PRIVATE } else { raw::MAP_SHARED };
             plan.map(range, writable, flags, fd, area.offset)?;
         }
@@ -397,7 +411,7 @@ fn reach(runs: &[Run]) -> usize {
     count
 }
 
-fn open(plan: &mut Plan, path: &[u8], area: &Area) -> Result<u64> {
+fn open(plan: &mut Plan, path: &[u8], area: &Area, identity: Identity) -> Result<u64> {
     if let Some(&fd) = plan.opened.as_slice().last()
         && plan.last_path == area.path
     {
@@ -408,8 +422,14 @@ fn open(plan: &mut Plan, path: &[u8], area: &Area) -> Result<u64> {
     plan.last_path = area.path;
     let stat = raw::fstat(fd)?;
     // Shared files may have changed.
-    let same = stat.size == area.size && stat.modified == area.modified;
-    if same || area.kind == SHARED_FILE { Ok(fd) } else { Err(ESTALE) }
+    if area.kind == SHARED_FILE || (stat.size == area.size && stat.modified == area.modified) {
+        return Ok(fd);
+    }
+    let name = path.strip_suffix(b"\0").unwrap_or(path);
+    let same = stat.size == area.size
+        && identity.is_known()
+        && Identity::of(fd, name, &stat, plan.buffer) == identity;
+    if same { Ok(fd) } else { Err(ESTALE) }
 }
 
 /// Restores what Linux keeps of a process besides memory.
@@ -445,8 +465,12 @@ fn attributes(plan: &mut Plan, index: &Index<'_>, structures: &mut [u64]) -> Res
         plan.call(raw::SET_ROBUST_LIST, [robust, robust_len, 0, 0, 0, 0])?;
     }
     let [rseq, rseq_len] = header.rseq;
-    if rseq_len != 0 {
+    if rseq_len == RSEQ_BYTES {
         plan.call(raw::RSEQ, [rseq, rseq_len, 0, RSEQ_SIGNATURE, 0, 0])?;
+    } else if rseq_len != 0 {
+        // An older Linux refuses the longer structure. After a success the second is refused.
+        plan.expect(raw::RSEQ, [rseq, rseq_len, 0, RSEQ_SIGNATURE, 0, 0], ANY)?;
+        plan.expect(raw::RSEQ, [rseq, RSEQ_BYTES, 0, RSEQ_SIGNATURE, 0, 0], ANY)?;
     }
     for (signal, action) in (1..).zip(index.signals) {
         if signal != SIGKILL && signal != SIGSTOP {
@@ -501,6 +525,8 @@ mod tests {
         7f0000100000-7f0000101000 rw-p 00000000 00:00 0 \n\
         ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]\n";
 
+    /// Where the vDSO of this machine would be.
+    const HOME: u64 = 0x30_0000_0000;
     const COMMON_LAYER: u64 = COMMON | 5;
     const LAYERS: [LayerFile; 2] =
         [LayerFile { id: COMMON_LAYER, fd: 100 }, LayerFile { id: 7, fd: 101 }];
@@ -528,11 +554,13 @@ mod tests {
         let aside = block.pages(ASIDE_BYTES)?;
         let structures = block.slice::<u64>(1024)?;
         let opened = block.list(4 << 10)?;
-        let mut plan = Plan { steps: block.list(1 << 20)?, opened, last_path: [0; 2] };
+        let (steps, buffer) = (block.list(1 << 20)?, block.slice(8 << 10)?);
+        let mut plan = Plan { steps, opened, last_path: [0; 2], buffer };
         clear(&mut plan, TABLE, &block)?;
-        provided(&mut plan, TABLE, &index, aside)?;
-        for area in index.areas {
-            fill(&mut plan, &index, area, &LAYERS, &mut [0; 256])?;
+        let provided = Provided::of(TABLE)?;
+        provided.plan(&mut plan, &index, &LAYERS, &mut block, [HOME, aside])?;
+        for number in 0..index.areas.len() {
+            fill(&mut plan, &index, number, &LAYERS, &mut [0; 256])?;
         }
         attributes(&mut plan, &index, structures)?;
         let mut lines = String::new();

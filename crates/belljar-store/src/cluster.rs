@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::{SessionRow, StoreError};
+use crate::{SessionRow, StoreError, VolumeName};
 
 /// Sessions and their memory, on a node or of a tenant.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -171,6 +171,13 @@ pub trait ClusterRecords: Debug + Send + Sync {
         tenant: &str,
         key: &str,
     ) -> Result<Option<(String, Route)>, StoreError>;
+
+    /// The node that has the files of a volume.
+    async fn volume_node(
+        &self,
+        tenant: &str,
+        name: &VolumeName,
+    ) -> Result<Option<String>, StoreError>;
 
     /// The secret with this name, which is `fresh` if there was none.
     async fn shared_secret(&self, name: &str, fresh: Vec<u8>) -> Result<Vec<u8>, StoreError>;

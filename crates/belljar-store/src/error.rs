@@ -52,6 +52,12 @@ impl StoreError {
         matches!(self, StoreError::Write(cause) if cause.failure == BackendFailure::Full)
     }
 
+    /// Whether another row has the same key.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, StoreError::Write(cause) if cause.failure == BackendFailure::Conflict)
+    }
+
     /// Whether another process has locked the database at present.
     #[must_use]
     pub fn is_busy(&self) -> bool {
@@ -78,6 +84,8 @@ pub enum BackendFailure {
     Full,
     /// Another process has locked the database.
     Busy,
+    /// Another row has the same key.
+    Conflict,
     Other,
 }
 

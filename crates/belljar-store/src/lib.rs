@@ -3,7 +3,8 @@
 //! ```text
 //!   engine ──▶ dyn Store            sessions, executions, datasets, volumes, keys, usage
 //!          ──▶ dyn ArtifactCatalog  one row per artifact
-//!                  └── SqliteStore, SqliteCatalog: a database file each
+//!                  ├── SqliteStore, SqliteCatalog: a database file each
+//!                  └── PostgresStore, PostgresCatalog: a database that many servers share
 //! ```
 //!
 //! Each table has a module with its row types and a trait with its operations; [`Store`] is all of
@@ -20,6 +21,7 @@ mod exec_request;
 mod execs;
 mod keys;
 mod lock;
+mod postgres;
 mod sessions;
 mod spec;
 mod sqlite;
@@ -28,6 +30,7 @@ mod volume_name;
 mod volumes;
 
 use std::fmt::Debug;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 pub use belljar_proto::digest::{Digest, NotADigest};
@@ -46,6 +49,7 @@ pub use execs::{
 };
 pub use keys::{KeyLimits, KeyRecords, KeyRow};
 pub use lock::StateLock;
+pub use postgres::{BadDatabaseUrl, DatabaseUrl, PostgresCatalog, PostgresStore};
 pub use sessions::{Phase, SessionFilter, SessionRecords, SessionRow};
 pub use spec::{Checkpoints, Datasets, SessionSpec, Storage};
 pub use sqlite::{SqliteCatalog, SqliteStore};
@@ -105,4 +109,9 @@ pub trait Store:
 
     /// Completes waiting writes and closes the store. Later calls fail with [`StoreError::Closed`].
     async fn close(&self);
+}
+
+/// Locks a value that stays valid when a thread panics while it holds the lock.
+fn lock_unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

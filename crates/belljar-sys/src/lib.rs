@@ -15,6 +15,7 @@
 //! * [`glob`] matches names, [`watch`] reports changes of files;
 //! * [`user_files`] handles files with the rights of the sandbox's user, [`file`] writes files durably,
 //!   [`file_lock`] locks them;
+//! * [`wake_class`] says on which machines a snapshot of a kernel can be restored;
 //! * [`boot_clock`] measures time for leases.
 
 pub mod apply;
@@ -47,5 +48,6 @@ pub mod tree;
 pub mod tty;
 pub mod untrusted;
 pub mod user_files;
+pub mod wake_class;
 pub mod watch;
 pub mod xattr;

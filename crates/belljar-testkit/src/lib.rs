@@ -15,10 +15,12 @@ pub mod openapi;
 pub mod port;
 #[cfg(feature = "s3")]
 pub mod s3;
+pub mod postgres;
 pub mod scratch_host;
 pub mod server;
 pub mod session;
 pub mod skip;
+mod start;
 pub mod terminal;
 pub mod values;
 pub mod wait;

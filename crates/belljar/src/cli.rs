@@ -4,13 +4,16 @@ use belljar_bench::BenchArgs;
 use clap::{Parser, Subcommand};
 
 use crate::commands::artifacts::ArtifactsArgs;
+use crate::commands::cluster_ca::ClusterCommand;
 use crate::commands::completions::CompletionsArgs;
 use crate::commands::completions::ManArgs;
 use crate::commands::doctor::DoctorArgs;
+use crate::commands::gateway::GatewayArgs;
 use crate::commands::guest::GuestArgs;
 use crate::commands::image::ImageArgs;
 use crate::commands::init::InitArgs;
 use crate::commands::key::KeyCommand;
+use crate::commands::node::{LeaseWatchdogArgs, NodeArgs};
 use crate::commands::run::RunArgs;
 use crate::commands::serve::ServeArgs;
 use crate::commands::session::SessionArgs;
@@ -36,6 +39,13 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Run the server: sessions over HTTP
     Serve(ServeArgs),
+    /// Run a node of a cluster: sessions that gateways send to this machine
+    Node(NodeArgs),
+    /// Run a gateway of a cluster: the address for clients, which passes requests on to nodes
+    Gateway(GatewayArgs),
+    /// Clusters: make the authority for TLS between nodes and gateways
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// PID 1 of a container or pod: start the server, and start it again when it dies
     Init(InitArgs),
     /// Sessions of a server: create, list, use and stop them
@@ -73,6 +83,9 @@ pub(crate) enum Command {
     /// Run one step of `image build`
     #[command(hide = true)]
     BuildStep,
+    /// Freeze the sandboxes of the node that starts it when its lease ends
+    #[command(hide = true)]
+    LeaseWatchdog(LeaseWatchdogArgs),
     /// Make sandboxes for the server that starts it
     #[command(hide = true)]
     Spawner {
@@ -93,6 +106,8 @@ impl Command {
     pub(crate) fn settings(&self) -> Vec<(&'static str, String)> {
         match self {
             Command::Serve(args) => args.settings(),
+            Command::Node(args) => args.settings(),
+            Command::Gateway(args) => args.settings(),
             Command::Session(args) => args.server.settings(),
             Command::Status(args) => args.server.settings(),
             Command::Shell(args) => args.server.settings(),
@@ -104,13 +119,16 @@ impl Command {
 
     /// Whether its standard error contains only log lines.
     pub(crate) fn is_server(&self) -> bool {
-        matches!(self, Command::Serve(_) | Command::Init(_))
+        matches!(
+            self,
+            Command::Serve(_) | Command::Node(_) | Command::Gateway(_) | Command::Init(_)
+        )
     }
 
     /// The default of BELLJAR_LOG.
     pub(crate) fn default_log(&self) -> &'static str {
         match self {
-            Command::Serve(_) => "info",
+            Command::Serve(_) | Command::Node(_) | Command::Gateway(_) => "info",
             _ => "warn",
         }
     }

@@ -7,8 +7,8 @@ use clap::CommandFactory as _;
 
 use crate::cli::{Cli, Command};
 use crate::commands::{
-    artifacts, bench, completions, doctor, guest, image, init, key, run, serve, session, setup,
-    shell, spawner, status, uninstall, usage, view, volume,
+    artifacts, bench, cluster_ca, completions, doctor, gateway, guest, image, init, key, node, run,
+    serve, session, setup, shell, spawner, status, uninstall, usage, view, volume,
 };
 use crate::logging;
 use crate::settings::Settings;
@@ -32,6 +32,8 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
     }
     // These need no settings, so wrong settings must not make them fail.
     match &command {
+        Command::LeaseWatchdog(args) => return node::lease_watchdog(args),
+        Command::Cluster(command) => return cluster_ca::cluster(command),
         Command::Completions(args) => return completions::completions(args, Cli::command()),
         Command::Man(args) => return completions::man(args, Cli::command()),
         _ => {}
@@ -62,6 +64,10 @@ fn carry_out(command: Command, flags: &[(&'static str, String)]) -> Result<ExitC
     match command {
         Command::Run(args) => run::run(args, &settings),
         Command::Serve(args) => serve::serve(&args, &settings),
+        Command::Node(_) => node::node(&settings),
+        Command::Gateway(_) => gateway::gateway(&settings),
+        Command::Cluster(command) => cluster_ca::cluster(&command),
+        Command::LeaseWatchdog(args) => node::lease_watchdog(&args),
         Command::Session(args) => session::session(args.command, &settings),
         Command::Status(args) => status::status(&args, &settings),
         Command::Shell(args) => shell::shell(args, &settings),

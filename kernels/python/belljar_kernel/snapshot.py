@@ -317,6 +317,8 @@ def _raise(number: int, problem: bytes) -> None:
         raise Refused(f"memory that is shared with other processes cannot be saved: {what or 'without a name'}")
     if number == errno.EPIPE:
         raise Refused("the host stopped reading the snapshot")
+    if number == errno.ENOEXEC:
+        raise Refused(f"this machine lacks {what}, which the kernel's libraries may use")
     if number == errno.ESTALE:
         raise Refused(f"{what} has changed" if what else "the system has changed since")
     raise Refused(f"{os.strerror(number)}{': ' + what if what else ''}")

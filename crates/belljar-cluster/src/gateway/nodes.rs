@@ -21,7 +21,8 @@ const MAX_ROUTES: usize = 100_000;
 #[derive(Debug)]
 pub struct Nodes {
     list: watch::Sender<Arc<Vec<NodeRow>>>,
-    /// The nodes that hold a lease. Changes only when a node comes or goes, so waiting for it is cheap.
+    /// The nodes that are neither lost nor gone. Changes only when a node comes or goes, so waiting for it is cheap. An
+    /// expired lease does not count: after an outage of the database, all of them are expired until they are renewed.
     alive: watch::Sender<BTreeSet<String>>,
 }
 
@@ -42,23 +43,30 @@ impl Nodes {
         self.list.borrow().iter().find(|node| node.id == id).cloned()
     }
 
-    /// How many nodes hold a lease.
+    /// How many nodes are neither lost nor gone.
     #[must_use]
     pub fn alive(&self) -> usize {
         self.alive.borrow().len()
     }
 
-    /// Resolves when the node has lost its lease: no answer of it is to be waited for.
+    /// Resolves when the node was found to be lost: no answer of it is to be waited for. A node that is not in the list
+    /// yet has registered a moment ago.
     pub async fn lost(&self, id: &str) {
         let mut alive = self.alive.subscribe();
-        if alive.wait_for(|alive| !alive.contains(id)).await.is_err() {
+        let mut was_seen = false;
+        let is_lost = |alive: &BTreeSet<String>| {
+            let is_alive = alive.contains(id);
+            was_seen |= is_alive;
+            was_seen && !is_alive
+        };
+        if alive.wait_for(is_lost).await.is_err() {
             // The list ends with the gateway itself.
             std::future::pending().await
         }
     }
 
     pub fn set(&self, rows: Vec<NodeRow>) {
-        let alive = rows.iter().filter(|node| placement::is_alive(node));
+        let alive = rows.iter().filter(|node| !placement::has_ended(node));
         let alive: BTreeSet<String> = alive.map(|node| node.id.clone()).collect();
         self.list.send_replace(Arc::new(rows));
         self.alive.send_if_modified(|before| {

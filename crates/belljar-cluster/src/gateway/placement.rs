@@ -51,7 +51,13 @@ pub fn candidates<'a>(
 /// Whether the node can answer requests.
 #[must_use]
 pub fn is_alive(node: &NodeRow) -> bool {
-    matches!(node.state, NodeState::Ready | NodeState::Draining) && node.lease_left_ms > 0
+    !has_ended(node) && node.lease_left_ms > 0
+}
+
+/// Whether the node is lost or gone, so that it will not answer any more.
+#[must_use]
+pub fn has_ended(node: &NodeRow) -> bool {
+    matches!(node.state, NodeState::Lost | NodeState::Gone)
 }
 
 fn accepts_sessions(node: &NodeRow) -> bool {

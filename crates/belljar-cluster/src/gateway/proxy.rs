@@ -18,6 +18,7 @@ use tokio::io::copy_bidirectional;
 use super::connect::Clients;
 use super::headers;
 use super::nodes::Nodes;
+use super::placement;
 
 /// The id of the node that answered, for operators.
 const NODE: HeaderName = HeaderName::from_static("belljar-node");
@@ -135,6 +136,9 @@ pub async fn send(
         node: id(),
         cause: "its id is not valid".into(),
     })?;
+    if nodes.find(&node.id).is_some_and(|row| placement::has_ended(&row)) {
+        return Err(ProxyError::Unreachable { node: id(), cause: "it lost its lease".into() });
+    }
     let request = outgoing.request(node)?;
     tokio::select! {
         answer = client.request(request) => answer.map_err(|error| match error.is_connect() {
@@ -237,3 +241,6 @@ impl HttpBody for Watched {
         self.body.size_hint()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -127,6 +127,11 @@ impl ArtifactStore {
         self.objects.as_ref().map(Objects::place)
     }
 
+    /// Signs links with this secret, which all nodes of a cluster share.
+    pub(crate) fn sign_links_with(&mut self, secret: &[u8]) {
+        self.key = SigningKey::of_secret(secret);
+    }
+
     /// Whether the artifacts of every session are linked by name.
     pub(crate) fn shows_all(&self) -> bool {
         self.config.show_all

@@ -13,7 +13,7 @@ use std::path::Path;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use sha2::{Digest as _, Sha256};
 
 const KEY_BYTES: usize = 32;
 const EXPIRY_BYTES: usize = 8;
@@ -52,6 +52,11 @@ impl SigningKey {
             let shown = path.display();
             io::Error::new(error.kind(), format!("failed to load the key `{shown}`: {error}"))
         })
+    }
+
+    /// The key that belongs to a secret of any length.
+    pub(super) fn of_secret(secret: &[u8]) -> SigningKey {
+        SigningKey(Sha256::digest(secret).into())
     }
 
     fn load(path: &Path) -> io::Result<SigningKey> {

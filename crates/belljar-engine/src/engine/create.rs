@@ -78,14 +78,44 @@ impl Engine {
         let full_key = (who.tenant.clone(), key);
         let guard = self.registry.lock_key(&full_key);
         let _guard = guard.lock().await;
-        if let Some(session) = self.registry.find_by_key(&full_key) {
+        if let Some(session) = self.registry.find_by_key(&full_key)
+            && let Some(session) = self.hold(&session).await
+        {
             match self.found(&session, &ask).await {
                 // The session is about to end.
                 Err(EngineError::NotNow { .. }) => drop(session.ended().await?),
                 found => return found,
             }
         }
-        self.create_with_key(who, ask, full_key.1, begun).await
+        let created = self.create_with_key(who, ask.clone(), &full_key.1, begun).await;
+        match created {
+            // Another node may have created a session with this key at the same time.
+            Err(EngineError::Store(error)) => match self.find_by_key(who, &ask, &full_key.1).await? {
+                Some(found) => Ok(found),
+                None => Err(error.into()),
+            },
+            created => created,
+        }
+    }
+
+    /// In a cluster, the session that has this key and is not in the registry. If no node owns it, it is claimed.
+    async fn find_by_key(
+        &self,
+        who: &Principal,
+        ask: &SessionAsk,
+        key: &str,
+    ) -> Result<Option<Created>, EngineError> {
+        if self.state.cluster().is_none() {
+            return Ok(None);
+        }
+        let row = self.state.store.session_by_key(&who.tenant, key).await?;
+        let Some(row) = row.filter(|row| row.ended_ms.is_none()) else { return Ok(None) };
+        let Some(session) = self.held_if_alive(who, &row.id).await? else { return Ok(None) };
+        match self.found(&session, ask).await {
+            // The session is about to end.
+            Err(EngineError::NotNow { .. }) => session.ended().await.map(|_| None),
+            found => found.map(Some),
+        }
     }
 
     /// Creates a session with a key that no live session has. An ended session on disk with this key is started again
@@ -94,14 +124,18 @@ impl Engine {
         &self,
         who: &Principal,
         ask: SessionAsk,
-        key: String,
+        key: &str,
         begun: Instant,
     ) -> Result<Created, EngineError> {
-        let before = self.state.store.session_by_key(&who.tenant, &key).await?;
+        if let Some(found) = self.find_by_key(who, &ask, key).await? {
+            return Ok(found);
+        }
+        let before = self.state.store.session_by_key(&who.tenant, key).await?;
         if let Some(row) = &before
             && row.spec.storage == Storage::Bind
             && ask.storage != Some(Storage::Tmpfs)
         {
+            self.must_have_files(row).await?;
             // All settings except the storage can change with the new sandbox. Settings that the new request does not
             // have are those of the earlier one.
             let spec = ask.with_defaults(&row.spec);
@@ -116,7 +150,7 @@ impl Engine {
             (row.id, because)
         });
         let spec = ask.with_defaults(&self.state.config.defaults);
-        let session = self.make(who, Some(key), spec, begun).await?;
+        let session = self.make(who, Some(key.to_owned()), spec, begun).await?;
         Ok(Created { session, how: CreatedHow::Created, replaced })
     }
 
@@ -138,7 +172,7 @@ impl Engine {
         begun: Instant,
     ) -> Result<SessionInfo, EngineError> {
         self.state.check_volumes(&who.tenant, &spec.volumes).await?;
-        let reservation = self.state.reserve(who, &spec)?;
+        let reservation = self.state.reserve(who, &spec).await?;
         let mut row = new_row(who.tenant.clone(), spec, Phase::Creating);
         row.key = key;
         let pool = self.state.pool.get().filter(|_| self.state.fits_pool(&row.spec));

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::KernelVariables;
 
-use super::views::{info_of_exec_row, info_of_live, log_entry, log_entry_of_live};
+use super::views::{
+    info_of_exec_row, info_of_live, log_entry, log_entry_of_live, transcript_of,
+};
 use super::{Engine, ExecInfo, Principal};
 use crate::audit::AuditEntry;
 use crate::error::{EngineError, in_full};
@@ -109,7 +111,7 @@ impl Engine {
         exec_id: String,
         ask: &ExecAsk,
     ) -> Result<Accepted, EngineError> {
-        let request = |row: ExecRow| (row.request, row.code, row.transcript.is_some());
+        let request = |row: ExecRow| (row.request, row.code, row.ended_ms.is_some());
         let stored = self.state.store.exec(id, &exec_id, request).await?;
         match stored {
             Some((request, code, _)) if request != ask.request || *code != *ask.code => {
@@ -207,8 +209,7 @@ impl Engine {
             return Ok(Arc::clone(&exec.transcript));
         }
         self.row(who, id).await?;
-        let decode = |row: ExecRow| Transcript::decode(&row.transcript?).map(Arc::new);
-        let transcript = self.state.store.exec(id, exec_id, decode).await?;
+        let transcript = self.state.store.exec(id, exec_id, |row| transcript_of(&row)).await?;
         transcript.flatten().ok_or_else(|| EngineError::NoExec(exec_id.to_owned()))
     }
 

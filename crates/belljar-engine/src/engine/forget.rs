@@ -36,11 +36,13 @@ impl Engine {
     }
 
     async fn purge_unnoted(&self, who: &Principal, id: &str) -> Result<SessionInfo, EngineError> {
-        let key = self.row(who, id).await?.key;
+        let row = self.row(who, id).await?;
+        self.must_have_files(&row).await?;
+        let key = row.key;
         let full_key = (who.tenant.clone(), key.unwrap_or_else(|| format!("\0{id}")));
         let guard = self.registry.lock_key(&full_key);
         let guard = guard.lock_owned().await;
-        if let Ok(session) = self.session(who, id) {
+        if let Some(session) = self.held_if_alive(who, id).await? {
             session.stop("it was removed");
             session.ended().await?;
             self.registry.removed(id).await;

@@ -45,12 +45,13 @@ impl Engine {
 
     /// Ends a session and waits until it is gone. An ended session is not changed.
     pub async fn stop(&self, who: &Principal, id: &str) -> Result<SessionInfo, EngineError> {
-        let stopped = match self.session(who, id) {
-            Ok(session) => {
+        let stopped = match self.held_if_alive(who, id).await {
+            Ok(Some(session)) => {
                 session.stop("it was stopped");
                 session.ended().await.map(|_| self.info(&session))
             }
-            Err(_) => self.row(who, id).await.map(|row| self.info_of_row(row)),
+            Ok(None) => self.row(who, id).await.map(|row| self.info_of_row(row)),
+            Err(error) => Err(error),
         };
         let outcome = stopped.as_ref().map_or_else(|error| in_full(error), |_| "stopped".into());
         self.audit.note(
@@ -90,6 +91,10 @@ impl Engine {
             return Err(EngineError::KeyTaken { session: other.id.clone() });
         }
         let row = self.row(who, id).await?;
+        if row.ended_ms.is_none() && self.state.cluster().is_some() {
+            return Err(EngineError::not_now(id, rules::Refusal::Alive, None));
+        }
+        self.must_have_files(&row).await?;
         if row.spec.storage != Storage::Bind {
             return Err(EngineError::Invalid(format!(
                 "session `{id}` kept its files in memory, and they are gone; only one with \
@@ -109,7 +114,7 @@ impl Engine {
         self.state.check_volumes(&who.tenant, &row.spec.volumes).await?;
         // The operator may have changed which directories are allowed.
         self.state.find_workspace(row.spec.workspace.as_deref()).await?;
-        let reservation = self.state.reserve(who, &row.spec)?;
+        let reservation = self.state.reserve(who, &row.spec).await?;
         let now = clock::now_ms();
         let row = SessionRow {
             phase: Phase::Creating,

@@ -16,6 +16,7 @@
 //! The engine owns no session: it finds the handle in the registry and sends it a request. A session without a handle
 //! has only a row in the store, and requests about it are answered from there.
 //!
+//! [`claim`] finds sessions in a cluster, and [`node`] moves or drops all sessions of a node.
 //! [`create`] creates or finds sessions, [`life`] starts, extends and stops them, [`forget`] removes them, [`execs`]
 //! executes in them. [`artifacts`] has their artifacts, [`datasets`], [`files`] and [`archives`] their data,
 //! [`terminals`] their terminals, [`volumes`] the files that outlive them. [`runs`] executes without a session.
@@ -24,12 +25,16 @@
 
 mod archives;
 mod artifacts;
+mod claim;
+#[cfg(test)]
+mod cluster_tests;
 mod create;
 mod datasets;
 mod execs;
 mod files;
 mod forget;
 mod life;
+mod node;
 mod recovery;
 mod registry;
 mod runs;
@@ -50,6 +55,7 @@ pub use create::{Created, CreatedHow};
 pub use datasets::Upload;
 pub use execs::{Accepted, Beyond};
 pub use files::{FileUpload, Watching};
+pub use node::Drained;
 pub use runs::{CheckedRun, RunAsk};
 pub use snapshots::{Checkpoint, MAX_FORKS};
 pub use terminals::{AttachedTerminal, TerminalAsk, TerminalControl, TerminalUpdate};
@@ -63,15 +69,18 @@ use crate::metrics::CurrentValues;
 use crate::network::Traffic;
 use crate::pool::Pool;
 use crate::principal::Principal;
-use crate::rules::{self, Phase};
+use crate::rules::Phase;
 use crate::session::Session;
 use crate::session_directory::SessionDirectory;
 use crate::state::{self, EngineState};
-use crate::store::{SessionRow, Store};
+use crate::store::{NodeLoad, SessionRow, Store};
 use registry::Registry;
 
 /// A disk with fewer free bytes than this counts as full: there is room for little more than a page of the database.
 const LEAST_ROOM: u64 = 256 * 1024;
+
+/// The name of the secret that signs links to artifacts.
+const LINK_SECRET: &str = "artifact-links";
 
 /// The sessions of this server.
 #[derive(Debug)]
@@ -94,7 +103,9 @@ impl Engine {
         runtime: Arc<dyn Runtime>,
         audit: Audit,
     ) -> Result<Arc<Engine>, EngineError> {
-        let state = Arc::new(EngineState::new(config, store, runtime, audit.clone())?);
+        let secret = link_secret(&config, &*store).await?;
+        let state = EngineState::new(config, store, runtime, audit.clone(), secret)?;
+        let state = Arc::new(state);
         let registry = Arc::new(Registry::new(Arc::clone(&state)));
         let rows = state.store.unended_sessions().await?;
         let left = state.find_left(&rows).await;
@@ -199,6 +210,13 @@ impl Engine {
         self.registry.count()
     }
 
+    /// What sandboxes have reserved.
+    #[must_use]
+    pub fn node_load(&self) -> NodeLoad {
+        let load = self.state.admission.load();
+        NodeLoad { sessions: load.sessions, memory: load.memory }
+    }
+
     /// Whether any session or run is alive.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
@@ -242,21 +260,14 @@ impl Engine {
     pub async fn traffic(&self, who: &Principal, id: &str) -> Result<Arc<Traffic>, EngineError> {
         Ok(Arc::clone(&self.live_session(who, id).await?.traffic))
     }
+}
 
-    /// A live session. For an ended session, the error contains the reason of its end.
-    async fn live_session(&self, who: &Principal, id: &str) -> Result<Arc<Session>, EngineError> {
-        match self.session(who, id) {
-            Ok(session) => Ok(session),
-            Err(_) => {
-                let row = self.row(who, id).await?;
-                Err(EngineError::not_now(id, rules::Refusal::Ended, row.ended_because))
-            }
-        }
-    }
-
-    async fn row(&self, who: &Principal, id: &str) -> Result<SessionRow, EngineError> {
-        let row = self.state.store.session(id).await?;
-        row.filter(|row| row.tenant == who.tenant)
-            .ok_or_else(|| EngineError::NoSession(id.to_owned()))
-    }
+/// The secret with which all nodes of a cluster sign links; `None` on a single server, which has its own.
+async fn link_secret(
+    config: &EngineConfig,
+    store: &dyn Store,
+) -> Result<Option<Vec<u8>>, EngineError> {
+    let Some(cluster) = store.cluster().filter(|_| config.node.is_some()) else { return Ok(None) };
+    let fresh = belljar_sys::process::random_bytes::<32>().to_vec();
+    Ok(Some(cluster.shared_secret(LINK_SECRET, fresh).await?))
 }

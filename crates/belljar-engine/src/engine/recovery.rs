@@ -51,6 +51,21 @@ impl Registry {
         left.into_iter().map(|row| self.adopt(row, &permits)).collect()
     }
 
+    /// Registers a session that this node owns and has no driver for.
+    pub(super) fn adopt_own(self: &Arc<Self>, row: SessionRow) {
+        self.adopt(row, &Arc::new(Semaphore::new(1)));
+    }
+
+    /// Registers a session that this node has just claimed. Another node had its sandbox, if any.
+    pub(super) fn adopt_claimed(self: &Arc<Self>, row: SessionRow) {
+        let max_ttl_s = self.state.config.max_ttl_s;
+        let expires_ms = sane_expiry(row.expires_ms, clock::now_ms(), &row.spec, max_ttl_s);
+        let row = SessionRow { expires_ms, phase: Phase::Creating, handle: None, ..row };
+        let (session, owner) = self.register(row);
+        let start = DriverStart { reservation: None, origin: Origin::Claimed, permit: None };
+        self.drive(session, owner, async { start });
+    }
+
     fn adopt(self: &Arc<Self>, mut row: SessionRow, permits: &Arc<Semaphore>) -> Arc<Session> {
         let config = &self.state.config;
         row.expires_ms = sane_expiry(row.expires_ms, clock::now_ms(), &row.spec, config.max_ttl_s);

@@ -98,7 +98,7 @@ impl Engine {
         self.check(&ask)?;
         let mut spec = ask.with_defaults(&self.state.config.defaults);
         spec.storage = Storage::Tmpfs;
-        let _reservation = self.state.reserve(who, &spec)?;
+        let reservation = self.state.reserve(who, &spec).await?;
         let (volumes, _hold) =
             self.state.volumes_for_run(&who.tenant, &spec.volumes, &exec.id).await?;
         let sandbox = self.sandbox_for_run(who, &spec, volumes).await?;
@@ -114,9 +114,11 @@ impl Engine {
             sandbox: sandbox.get(),
         };
         // A client interrupts a run by closing the connection, which drops this future.
-        let controls = Controls::default();
+        let controls =
+            Controls { frozen: Some(self.state.availability.frozen()), ..Controls::default() };
         let outcome = execute_in(sandbox.get(), exec, start, controls, |_| {}, &aftermath).await;
         sandbox.destroy().await;
+        reservation.give_back().await;
         outcome
     }
 

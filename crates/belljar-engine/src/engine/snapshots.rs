@@ -75,8 +75,10 @@ impl Engine {
         }
         let session = self.live_session(who, id).await?;
         // Capacity is reserved before anything is written, because there may be none.
-        let reserve = |_| self.state.reserve(who, &session.spec);
-        let reservations = (0..count).map(reserve).collect::<Result<Vec<_>, _>>()?;
+        let mut reservations = Vec::with_capacity(count);
+        for _ in 0..count {
+            reservations.push(self.state.reserve(who, &session.spec).await?);
+        }
         if session.spec.storage == Storage::Bind && from.is_none() {
             // The snapshot of a hibernated session on disk has no files: they are on disk, and only a guest may read
             // them.
@@ -106,6 +108,7 @@ impl Engine {
         id: &str,
     ) -> Result<Vec<Checkpoint>, EngineError> {
         let row = self.row(who, id).await?;
+        // Checkpoints are on the node that took them.
         let snapshots = self.state.snapshot_store.of_session(&row.id).list().await;
         let checkpoints = snapshots.into_iter().filter_map(|snapshot| {
             let (made_ms, bytes) = (snapshot.made_ms, snapshot.bytes);

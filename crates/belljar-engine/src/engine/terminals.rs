@@ -201,7 +201,7 @@ impl Engine {
         spec.env = env;
         let info = sandbox.open_terminal(spec).await.map_err(EngineError::Terminal)?;
         drop(sandbox);
-        attach(session, in_use, &info.terminal, None).await
+        attach(Arc::clone(&session), in_use, &info.terminal, None).await
     }
 
     /// Attaches to an open terminal. The output begins at a position, or includes all output that is kept.
@@ -214,7 +214,7 @@ impl Engine {
     ) -> Result<AttachedTerminal, EngineError> {
         let session = self.settled_session(who, id).await?;
         let in_use = session.in_use()?;
-        attach(session, in_use, terminal, from).await
+        attach(Arc::clone(&session), in_use, terminal, from).await
     }
 
     /// The terminals of a session, the oldest first.

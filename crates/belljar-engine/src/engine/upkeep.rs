@@ -24,6 +24,9 @@ pub(super) async fn remove_old(registry: Arc<Registry>) {
             tracing::warn!("failed to remove old sessions: {}", in_full(&error));
         }
         registry.remove_expired().await;
+        if let Err(error) = registry.end_expired().await {
+            tracing::warn!("failed to end expired sessions: {}", in_full(&error));
+        }
         registry.check_sizes().await;
         if let Err(error) = state.artifact_store.tidy().await {
             tracing::warn!("failed to tidy up artifacts: {}", in_full(&error));

@@ -1,6 +1,9 @@
 //! Descriptions of sessions and executions: from the handle of a live session, otherwise from the database.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+
+use belljar_proto::exec::Status;
 
 use super::{Engine, Principal};
 use crate::clock;
@@ -14,6 +17,9 @@ use crate::session::{Session, View};
 use crate::session_directory::SessionDirectory;
 use crate::spec::{SessionSpec, Storage};
 use crate::store::{ExecRow, SessionFilter, SessionRow};
+
+/// The reason of an execution whose session could not go on elsewhere.
+const NODE_LOST: &str = "the node that ran it was lost";
 
 /// The description of a session, live or ended.
 #[derive(Debug, Clone)]
@@ -157,7 +163,7 @@ pub(super) fn info_of_live(exec: &Exec) -> ExecInfo {
 }
 
 pub(super) fn info_of_exec_row(row: ExecRow) -> ExecInfo {
-    let transcript = row.transcript.as_deref().and_then(Transcript::decode);
+    let transcript = transcript_of(&row);
     ExecInfo {
         number: row.number,
         language: row.request.language(),
@@ -170,13 +176,25 @@ pub(super) fn info_of_exec_row(row: ExecRow) -> ExecInfo {
     }
 }
 
+/// The transcript of an execution that has ended. One whose node was lost has no output, only an end.
+pub(super) fn transcript_of(row: &ExecRow) -> Option<Arc<Transcript>> {
+    if let Some(bytes) = &row.transcript {
+        return Transcript::decode(bytes).map(Arc::new);
+    }
+    row.ended_ms?;
+    let (id, request) = (row.id.clone(), row.request.clone());
+    let exec = Exec::new(id, row.number, request, Arc::default(), row.accepted_ms);
+    exec.end(Status::Crashed, NODE_LOST);
+    Some(exec.transcript)
+}
+
 pub(super) fn log_entry_of_live(exec: &Exec) -> LogEntry {
     let result = ExecResult::of(exec.id.clone(), &exec.transcript);
     LogEntry::new(exec.number, exec.accepted_ms, &exec.request, &exec.code, result)
 }
 
 pub(super) fn log_entry(row: ExecRow) -> Option<LogEntry> {
-    let transcript = Transcript::decode(row.transcript.as_deref()?)?;
+    let transcript = transcript_of(&row)?;
     let result = ExecResult::of(row.id, &transcript);
     Some(LogEntry::new(row.number, row.accepted_ms, &row.request, &row.code, result))
 }

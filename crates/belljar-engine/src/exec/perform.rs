@@ -41,6 +41,8 @@ pub(crate) struct Controls {
     pub(crate) interrupt: Option<watch::Receiver<bool>>,
     /// Standard input; closing the channel closes the input.
     pub(crate) input: Option<mpsc::Receiver<Vec<u8>>>,
+    /// Whether all sandboxes are frozen. That time does not count.
+    pub(crate) frozen: Option<watch::Receiver<bool>>,
 }
 
 /// The steps after the end of an execution, before readers of its transcript see the end.
@@ -124,7 +126,7 @@ async fn follow_within_limits(
     sandbox: &Sandbox,
     exec: &Exec,
     following: &mut Following,
-    Controls { interrupt, input }: Controls,
+    Controls { interrupt, input, frozen }: Controls,
     watch: impl FnMut(&ExecEvent),
 ) -> Followed {
     // The guest enforces the time limit. This limit is for a guest that can no longer do so.
@@ -133,7 +135,8 @@ async fn follow_within_limits(
     let followed = follow(&exec.transcript, following, watch);
     tokio::pin!(followed);
     let ended = tokio::select! {
-        ended = tokio::time::timeout(limit, &mut followed) => ended,
+        ended = &mut followed => Some(ended),
+        () = thawed_for(limit, frozen) => None,
         never = input::feed(sandbox, &exec.id, input) => match never {},
         () = interrupted(interrupt) => {
             let interrupting = async {
@@ -141,13 +144,33 @@ async fn follow_within_limits(
                 let _ = sandbox.interrupt(&exec.id).await;
                 followed.await
             };
-            tokio::time::timeout(grace, interrupting).await
+            tokio::time::timeout(grace, interrupting).await.ok()
         }
     };
     match ended {
-        Ok(Some(outcome)) => Followed::Ended(outcome),
-        Ok(None) => Followed::SandboxLost,
-        Err(_) => Followed::Unanswered,
+        Some(Some(outcome)) => Followed::Ended(outcome),
+        Some(None) => Followed::SandboxLost,
+        None => Followed::Unanswered,
+    }
+}
+
+/// Waits for this long, without the time in which sandboxes are frozen.
+async fn thawed_for(limit: Duration, frozen: Option<watch::Receiver<bool>>) {
+    let Some(mut frozen) = frozen else { return tokio::time::sleep(limit).await };
+    let mut left = limit;
+    loop {
+        // An error means that the server ends. Then nothing is frozen any more.
+        let _ = frozen.wait_for(|frozen| !frozen).await;
+        let began = tokio::time::Instant::now();
+        let froze = async {
+            if frozen.wait_for(|frozen| *frozen).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        if tokio::time::timeout(left, froze).await.is_err() {
+            return;
+        }
+        left = left.saturating_sub(began.elapsed());
     }
 }
 
@@ -159,4 +182,23 @@ async fn interrupted(interrupt: Option<watch::Receiver<bool>>) {
         return;
     }
     std::future::pending::<()>().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn frozen_time_does_not_count() {
+        let frozen = watch::Sender::new(false);
+        let began = tokio::time::Instant::now();
+        let waiting = tokio::spawn(thawed_for(Duration::from_secs(10), Some(frozen.subscribe())));
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        frozen.send_replace(true);
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        assert!(!waiting.is_finished());
+        frozen.send_replace(false);
+        waiting.await.unwrap();
+        assert_eq!(began.elapsed().as_secs(), 110);
+    }
 }

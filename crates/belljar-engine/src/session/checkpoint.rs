@@ -30,25 +30,37 @@ pub(super) struct CheckpointTask {
     pub(super) base: Option<u64>,
 }
 
+/// The result of a [`CheckpointTask`].
+pub(super) struct CheckpointDone {
+    /// The last snapshot of the kernel.
+    pub(super) base: Option<u64>,
+    /// Whether there is a checkpoint, or the reason why not.
+    pub(super) outcome: Result<(), String>,
+    /// The checkpoint, if a new one was taken.
+    pub(super) taken: Option<Manifest>,
+}
+
 impl CheckpointTask {
-    /// Returns the last snapshot of the kernel, and whether there is a checkpoint, or the reason why not.
-    pub(super) async fn run(self) -> (Option<u64>, Result<(), String>) {
+    pub(super) async fn run(self) -> CheckpointDone {
+        let not_taken = |base, outcome| CheckpointDone { base, outcome, taken: None };
         let snapshots = self.state.snapshot_store.of_session(&self.session.id);
         if self.joined && snapshots.checkpoint(&self.exec.id).await.is_some() {
             // An earlier server took the checkpoint before it was killed. By now the session may have changed.
-            return (self.base, Ok(()));
+            return not_taken(self.base, Ok(()));
         }
         if self.joined && !self.is_newest {
-            return (self.base, Err("the server ended before one could be taken".into()));
+            return not_taken(self.base, Err("the server ended before one could be taken".into()));
         }
         match self.take().await {
-            Ok(taken) => (Some(taken), Ok(())),
-            Err((base, EngineError::NotAtRest { reasons, .. })) => (base, Err(reasons.join("; "))),
-            Err((base, error)) => (base, Err(in_full(&error))),
+            Ok(taken) => CheckpointDone { base: Some(taken.id), outcome: Ok(()), taken: Some(taken) },
+            Err((base, EngineError::NotAtRest { reasons, .. })) => {
+                not_taken(base, Err(reasons.join("; ")))
+            }
+            Err((base, error)) => not_taken(base, Err(in_full(&error))),
         }
     }
 
-    async fn take(&self) -> Result<u64, (Option<u64>, EngineError)> {
+    async fn take(&self) -> Result<Manifest, (Option<u64>, EngineError)> {
         let captured = self.capture().await.map_err(|error| (self.base, error))?;
         let (bounds, snapshots) =
             (self.bounds, self.state.snapshot_store.of_session(&self.session.id));
@@ -56,7 +68,7 @@ impl CheckpointTask {
         let trimmed = trimmed.map_err(EngineError::KeepSnapshot);
         trimmed.map_err(|error| (Some(captured.id), error))?;
         self.state.snapshot_store.count(&self.session.id, &self.session.tenant).await;
-        Ok(captured.id)
+        Ok(captured)
     }
 
     async fn capture(&self) -> Result<Manifest, EngineError> {

@@ -26,6 +26,7 @@
 //! run in parallel to them. An execution is stored before it begins and again when it has ended, and the guest keeps
 //! its output until then. So nothing is lost if the server is killed at any moment.
 
+mod callers;
 mod checkpoint;
 mod driver;
 mod lease;
@@ -34,6 +35,7 @@ mod perform;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use belljar_proto::exec::{Language, Status};
 use belljar_proto::guest::KernelVariables;
@@ -41,6 +43,8 @@ use belljar_runtime::{RuntimeError, Sandbox};
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use crate::rules;
+use callers::Callers;
+pub(crate) use callers::HeldSession;
 pub(crate) use driver::{DriverStart, Origin, drive};
 use lease::LeaseGate;
 pub(crate) use lease::SandboxLease;
@@ -54,7 +58,7 @@ use crate::session_directory::SessionDirectory;
 use crate::snapshots::ForkSource;
 use crate::spec::{SessionSpec, Storage};
 use crate::state::{EngineState, durability};
-use crate::store::SessionRow;
+use crate::store::{SessionRow, StoreError};
 use rules::{Phase, Request};
 
 /// Commands that may wait for the driver.
@@ -62,6 +66,11 @@ const COMMANDS: usize = 256;
 
 /// Cells that may wait in a session, and commands that may run in it.
 pub const MAX_QUEUED: usize = 64;
+
+/// Retry budget for storing an end, such as on a full disk or while the database cannot be reached. It is much longer
+/// than a lease: a node that cannot reach the database for that long loses its sessions.
+const STORE_RETRIES: u32 = 600;
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// The most connections that follow terminals or files of a session; a guest accepts twice as many.
 const MAX_ATTACHED: usize = 32;
@@ -109,7 +118,14 @@ pub struct Session {
     /// How many connections follow its terminals or files; meanwhile it does not expire. It is an atomic because each
     /// connection counts itself, also when it is dropped. The driver only reads it.
     attached: AtomicUsize,
+    callers: Callers,
+    /// Becomes true when this node no longer owns the session. Any task that learns of it may set it. It is not a
+    /// command, because the driver must see it in every phase.
+    fenced: watch::Sender<bool>,
 }
+
+/// Why a session that this node no longer has cannot be used here.
+const MOVED: &str = "this node no longer has the session";
 
 /// The part of a session that only its driver has.
 #[derive(Debug)]
@@ -206,6 +222,8 @@ impl Session {
             sandbox: LeaseGate::new(),
             traffic,
             attached: AtomicUsize::new(0),
+            callers: Callers::default(),
+            fenced: watch::Sender::new(false),
         });
         let owner = SessionOwner {
             session: Arc::clone(&session),
@@ -233,10 +251,54 @@ impl Session {
         self.wait_for(|view| view.phase != Phase::Creating).await
     }
 
-    /// Waits until the session has ended and its end is stored. Fails if this server leaves it to the next one.
+    /// Waits until the session has ended and its end is stored. Fails if this server leaves it to the next one, or no
+    /// longer owns it.
     pub async fn ended(&self) -> Result<View, EngineError> {
         let view = self.wait_for(|view| view.phase.is_over()).await;
-        if view.phase.is_over() { Ok(view) } else { Err(EngineError::Stopping) }
+        match view.phase.is_over() {
+            true => Ok(view),
+            false if self.has_moved() => Err(EngineError::Unavailable(MOVED)),
+            false => Err(EngineError::Stopping),
+        }
+    }
+
+    /// This node no longer owns the session: its sandbox is killed, and the driver ends without writing anything.
+    pub(crate) fn fence(&self) {
+        self.fenced.send_replace(true);
+        if let Some(sandbox) = self.sandbox.lease() {
+            sandbox.kill();
+        }
+    }
+
+    pub(crate) fn is_fenced(&self) -> bool {
+        *self.fenced.borrow()
+    }
+
+    /// Whether this node has lost the session to another one, or has released it.
+    fn has_moved(&self) -> bool {
+        self.is_fenced() || self.callers.is_closed()
+    }
+
+    /// Returns the result of a write about the session. If it says that another node owns the session, it is fenced.
+    fn noticed<T>(&self, written: Result<T, StoreError>) -> Result<T, StoreError> {
+        if let Err(StoreError::Fenced { .. }) = &written
+            && !self.is_fenced()
+        {
+            let id = &self.id;
+            tracing::warn!(session.id = id, "this node no longer owns session {id}; it is dropped");
+            self.fence();
+        }
+        written
+    }
+
+    /// Why only this node can have the session, if so.
+    pub(crate) fn pinned_by(&self) -> Option<&'static str> {
+        match () {
+            () if self.record.is_some() => Some("its files are on the disk of this node"),
+            () if !self.spec.volumes.is_empty() => Some("it uses volumes of this node"),
+            () if self.spec.workspace.is_some() => Some("it uses a directory of this node"),
+            () => None,
+        }
     }
 
     async fn wait_for(&self, condition: impl FnMut(&View) -> bool) -> View {
@@ -325,7 +387,12 @@ impl Session {
         Ok(in_use)
     }
 
-    fn is_attached(&self) -> bool {
+    /// Waits until no execution runs or waits.
+    pub(crate) async fn until_idle(&self) {
+        self.wait_for(|view| view.running == 0 && view.queued == 0).await;
+    }
+
+    pub(crate) fn is_attached(&self) -> bool {
         self.attached.load(Ordering::Relaxed) > 0
     }
 
@@ -410,6 +477,9 @@ impl Session {
     async fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, EngineError> {
         let (sender, receiver) = oneshot::channel();
         let ended = || {
+            if self.has_moved() {
+                return EngineError::Unavailable(MOVED);
+            }
             let because = self.view.borrow().ended_because.clone();
             EngineError::not_now(&self.id, rules::Refusal::Ended, because)
         };
@@ -418,11 +488,19 @@ impl Session {
     }
 
     async fn store_end(&self, state: &EngineState, end: &View) {
-        let ended = end.ended_ms.zip(end.ended_because.clone());
         let durability = durability(&self.spec);
-        if let Err(error) = state.store.set_phase(&self.id, end.phase, ended, durability).await {
+        for left in (0..=STORE_RETRIES).rev() {
+            let ended = end.ended_ms.zip(end.ended_because.clone());
+            let stored = state.store.set_phase(&self.id, end.phase, ended, durability).await;
+            let Err(error) = self.noticed(stored) else { return };
+            // A client that asks for the end gets it when it is stored.
+            if left > 0 && matches!(error, StoreError::Unavailable(_)) {
+                tokio::time::sleep(RETRY_PAUSE).await;
+                continue;
+            }
             let id = &self.id;
             tracing::error!(session.id = id, "failed to store the end: {}", in_full(&error));
+            return;
         }
     }
 }
@@ -460,6 +538,9 @@ impl AfterPanic {
             exec.end(Status::Crashed, because);
         }
         let end = ended(self.session.view(), Phase::Failed, because);
+        if self.session.is_fenced() {
+            return;
+        }
         self.session.store_end(state, &end).await;
         self.view.send_replace(end);
     }

@@ -68,7 +68,11 @@ pub(super) async fn perform(
         return (exec, Performed::Cancelled);
     }
     exec.stage.send_replace(Stage::Running);
-    let performed = perform_in_guest(&session, sandbox, &driver, &exec, joined).await;
+    let controls = Controls {
+        frozen: Some(state.availability.frozen()),
+        ..Controls::default()
+    };
+    let performed = perform_in_guest(&session, sandbox, &driver, &exec, joined, controls).await;
     (exec, performed)
 }
 
@@ -78,6 +82,7 @@ async fn perform_in_guest(
     driver: &AftermathSender,
     exec: &Arc<Exec>,
     joined: bool,
+    controls: Controls,
 ) -> Performed {
     let start = match joined {
         true => Start::Join,
@@ -88,7 +93,6 @@ async fn perform_in_guest(
     };
     let ended = EndedExec { exec: Arc::clone(exec), sandbox: sandbox.clone(), joined };
     let aftermath = InSession { driver, ended };
-    let controls = Controls::default();
     match perform::perform(&sandbox, exec, start, controls, |_| {}, &aftermath).await {
         Ok(perform::Performed::Finished) => Performed::Ended,
         Ok(perform::Performed::SandboxLost | perform::Performed::Unanswered)
@@ -112,7 +116,7 @@ async fn accept(state: &EngineState, session: &Session, exec: &Exec) -> Result<(
         status: None,
         transcript: None,
     };
-    match state.store.accept_exec(row).await {
+    match session.noticed(state.store.accept_exec(row).await) {
         Ok(true) => Ok(()),
         Ok(false) => Err(EngineError::DuplicateExec(exec.id.clone())),
         Err(error) => Err(EngineError::Store(error)),

@@ -16,10 +16,11 @@
 //! [`capture`] takes a snapshot of a sandbox, [`revive`] restores one into a fresh sandbox. [`remote`] copies snapshots
 //! to S3 and back, if the server has such a store.
 
+mod cached;
 mod capture;
 mod disk_usage;
 mod files;
-#[allow(dead_code, reason = "drivers call it when nodes share sessions")]
+mod pointer;
 mod remote;
 mod revive;
 mod session_snapshots;
@@ -31,10 +32,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) use capture::{CaptureRequest, capture};
 pub(crate) use files::{Manifest, SnapshotFiles};
+pub(crate) use pointer::{Resume, SnapshotPointer};
 pub(crate) use remote::RemoteSnapshots;
 pub(crate) use revive::revive;
 pub(crate) use session_snapshots::{ForkSource, SessionSnapshots};
 
+use cached::Cached;
 use disk_usage::{SnapshotUsage, Tally, UsageLimits};
 
 use crate::clock;
@@ -82,6 +85,7 @@ pub(crate) struct SnapshotStore {
     last: Arc<AtomicU64>,
     usage: SnapshotUsage,
     remote: Option<RemoteSnapshots>,
+    cached: Arc<Cached>,
 }
 
 impl SnapshotStore {
@@ -99,11 +103,10 @@ impl SnapshotStore {
             Ok::<_, io::Error>(RemoteSnapshots::new(objects, class, commons, fetched, last))
         });
         let remote = remote.transpose()?;
-        Ok(SnapshotStore { config: Arc::new(config), last, usage, remote })
+        Ok(SnapshotStore { config: Arc::new(config), last, usage, remote, cached: Arc::default() })
     }
 
     /// The snapshots in S3, if this server has them.
-    #[allow(dead_code, reason = "drivers call it when nodes share sessions")]
     pub(crate) fn remote(&self) -> Option<&RemoteSnapshots> {
         self.remote.as_ref()
     }

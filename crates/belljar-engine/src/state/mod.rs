@@ -6,7 +6,7 @@ mod sandbox_specs;
 
 use std::sync::{Arc, OnceLock};
 
-use belljar_runtime::Runtime;
+use belljar_runtime::{Limits, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use availability::Availability;
@@ -37,6 +37,9 @@ const CREATING_OF_TENANT: usize = 16;
 /// tenant with a slow image does not block the others.
 const CREATING_AT_ONCE: usize = 64;
 
+/// How many sessions are written to files at the same time while the node is drained.
+const DRAINED_AT_ONCE: usize = 8;
+
 /// How many datasets are fetched from their sources at the same time.
 const FETCHING_AT_ONCE: usize = 8;
 
@@ -62,6 +65,8 @@ pub(crate) struct EngineState {
     pub(crate) leaving: watch::Sender<bool>,
     pub(crate) admission: Admission,
     pub(crate) availability: Availability,
+    /// A permit is held while a session is hibernated for a drain.
+    pub(crate) draining: Semaphore,
     creating: CreationLimits,
     pub(crate) uploads: Uploads,
 }
@@ -86,6 +91,7 @@ impl EngineState {
         store: Arc<dyn Store>,
         runtime: Arc<dyn Runtime>,
         audit: Audit,
+        link_secret: Option<Vec<u8>>,
     ) -> Result<EngineState, EngineError> {
         let metrics = Metrics::default();
         let datasets = Cache::open(&config.dataset_cache, config.dataset_cache_bytes);
@@ -93,12 +99,16 @@ impl EngineState {
         let volumes = Volumes::new(config.volumes.clone(), store.owner());
         let sleeping = Quota { sleeping: config.snapshots.tenant_sleeping, ..Quota::default() };
         let artifacts = config.artifact_store.clone();
+        let mut artifact_store = ArtifactStore::open(artifacts, metrics.artifacts.clone())?;
+        if let Some(secret) = link_secret {
+            artifact_store.sign_links_with(&secret);
+        }
         Ok(EngineState {
             admission: Admission::new(config.total, sleeping),
             snapshot_store: open_snapshots(&config, store.owner())?,
             store,
             runtime,
-            artifact_store: ArtifactStore::open(artifacts, metrics.artifacts.clone())?,
+            artifact_store,
             pool: OnceLock::new(),
             datasets: datasets.map_err(unusable)?,
             fetching: Semaphore::new(FETCHING_AT_ONCE),
@@ -108,6 +118,7 @@ impl EngineState {
             usage: Usage::default(),
             leaving: watch::Sender::new(false),
             availability: Availability::new(),
+            draining: Semaphore::new(DRAINED_AT_ONCE),
             creating: CreationLimits {
                 tenants: Shares::new(CREATING_OF_TENANT),
                 all: Arc::new(Semaphore::new(CREATING_AT_ONCE)),
@@ -127,13 +138,27 @@ impl EngineState {
     }
 
     /// Reserves capacity for one more sandbox with these limits, if the server and the tenant have it.
-    pub(crate) fn reserve(
+    pub(crate) async fn reserve(
         &self,
         who: &Principal,
         spec: &SessionSpec,
     ) -> Result<Reservation, EngineError> {
         self.availability.must_be_open()?;
-        Ok(self.admission.reserve(&who.tenant, who.quota(), &spec.limits)?)
+        self.reserve_sandbox(&who.tenant, who.quota(), &spec.limits).await
+    }
+
+    /// The same for a session that this server has. In a cluster, the tenant's limits hold over all nodes.
+    pub(crate) async fn reserve_sandbox(
+        &self,
+        tenant: &str,
+        quota: Quota,
+        limits: &Limits,
+    ) -> Result<Reservation, EngineError> {
+        let reservation = self.admission.reserve(tenant, quota, limits)?;
+        match self.cluster() {
+            Some(_) => reservation.over_all_nodes(&self.store, quota).await,
+            None => Ok(reservation),
+        }
     }
 
     /// The records that the nodes of a cluster share; `None` on a single server.

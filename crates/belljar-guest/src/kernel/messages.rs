@@ -165,17 +165,7 @@ impl Kernel {
             }
             FromKernel::Error => self.publish(current.as_ref(), Event::Error, body),
             FromKernel::Input { stream } => {
-                if let Some(Running { exec, asked, streams, .. }) = &*current {
-                    self.output.drain();
-                    // A stream is read in many pieces; the host is asked only once to send it.
-                    if !(stream && streams.replace(true)) {
-                        exec.publish(Event::Input, body);
-                    }
-                    if !asked.replace(true) {
-                        let portion = if stream { Portion::Piece } else { Portion::Line };
-                        return AfterMessage::AnswerInput(Rc::clone(exec), portion);
-                    }
-                }
+                return self.input_requested(current.as_ref(), stream, body);
             }
             FromKernel::State => answer(&self.wants_state, body),
             FromKernel::Spilled => answer(&self.wants_spilled, body),
@@ -198,17 +188,43 @@ impl Kernel {
                 }
             }
             FromKernel::Done { exec_id, status, exit_code, execution_count } => {
-                if let Some(Running { exec, begun, done, .. }) = &*current
-                    && exec.id == exec_id
-                {
-                    self.output.drain();
-                    // A shell that could not begin sends only this.
-                    begun.send_replace(true);
-                    done.send_replace(Some(CellDone { status, exit_code, execution_count }));
-                }
+                let done = CellDone { status, exit_code, execution_count };
+                self.cell_done(current.as_ref(), &exec_id, done);
             }
         }
         AfterMessage::Continue
+    }
+
+    fn input_requested(
+        &self,
+        current: Option<&Running>,
+        stream: bool,
+        prompt: Vec<u8>,
+    ) -> AfterMessage {
+        let Some(Running { exec, asked, streams, .. }) = current else {
+            return AfterMessage::Continue;
+        };
+        self.output.drain();
+        // A stream is read in many pieces; the host is asked only once to send it.
+        if !(stream && streams.replace(true)) {
+            exec.publish(Event::Input, prompt);
+        }
+        if asked.replace(true) {
+            return AfterMessage::Continue;
+        }
+        let portion = if stream { Portion::Piece } else { Portion::Line };
+        AfterMessage::AnswerInput(Rc::clone(exec), portion)
+    }
+
+    fn cell_done(&self, current: Option<&Running>, exec_id: &str, cell: CellDone) {
+        if let Some(Running { exec, begun, done, .. }) = current
+            && exec.id == exec_id
+        {
+            self.output.drain();
+            // A shell that could not begin sends only this.
+            begun.send_replace(true);
+            done.send_replace(Some(cell));
+        }
     }
 
     /// Adds an event to the execution that runs, after the output that was printed before it.

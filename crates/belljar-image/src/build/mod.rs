@@ -136,15 +136,15 @@ impl Building<'_> {
         let (python, library) = (format!("{environment}/bin/python"), format!("{environment}/lib"));
         // Python must not compare compiled files with their sources: the times of the sources are
         // not kept, and the files are read-only. `-f` also replaces files that were compiled during
-        // the installation, because these contain its time.
+        // the installation, because these contain its time. It is one process on purpose: the bytes
+        // of a compiled file depend on the files that its process compiled before, so with several
+        // workers two builds differ.
         let compile = [
             &python[..],
             "-m",
             "compileall",
             "-q",
             "-f",
-            "-j",
-            "0",
             "--invalidation-mode",
             "unchecked-hash",
             &library,

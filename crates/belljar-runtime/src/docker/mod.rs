@@ -186,20 +186,11 @@ impl DockerRuntime {
     }
 
     async fn make(self: &Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
-        if spec.workspace.is_some() {
-            let why = "a workspace requires the native backend (BELLJAR_BACKEND=native)";
-            return Err(RuntimeError::Workspace(why.to_owned()));
-        }
         let name = format!("{}.{}", self.instance, self.next.fetch_add(1, Ordering::Relaxed));
         let nonce = process::random_name();
+        self.check(spec)?;
         let image = self.image_of(spec).await?;
-        let user = self.user();
-        if let Some(DataMount { host_path }) = &spec.data
-            && privileges::is_root()
-        {
-            data::check_readable(host_path, user)?;
-        }
-        let session = session_files(spec, user).await?;
+        let session = session_files(spec, self.user()).await?;
         // They stay mounted until the container has them.
         let opened = host_files::open_volumes(spec).await?;
         let volumes: Vec<PathBuf> = opened.iter().map(|volume| volume.files.clone()).collect();
@@ -215,7 +206,7 @@ impl DockerRuntime {
             owner: &self.owner,
             nonce: &nonce,
             image: &image.id,
-            user,
+            user: self.user(),
             transport: self.transport,
             executable: &self.config.executable,
             kernels: &self.config.kernels,
@@ -227,15 +218,7 @@ impl DockerRuntime {
         };
         let container = self.make_container(format!("belljar-{name}"), recipe.body()).await?;
         // From here on the container is removed if anything fails.
-        let mut container_handle = ContainerHandle {
-            runtime: Arc::clone(self),
-            death: self.deaths.watch(&container),
-            container: container.clone(),
-            meters: None,
-            zygote: self.warm.then(|| self.zygote(&image, spec)),
-            removed: AtomicBool::new(false),
-            transport,
-        };
+        let mut container_handle = self.handle_of(&container, &image, spec, transport);
         let (link, pid) = match self.begin(&container_handle, listener, &nonce).await {
             Ok(begun) => begun,
             Err(error) => {
@@ -251,6 +234,39 @@ impl DockerRuntime {
         let container = Some(container);
         let handle = Handle { name, pid, started, nonce, block: None, container };
         Ok(self.assemble(handle, spec.clone(), &image, link, container_handle))
+    }
+
+    /// Refuses what a container cannot have.
+    fn check(&self, spec: &SandboxSpec) -> Result<(), RuntimeError> {
+        if spec.workspace.is_some() {
+            let why = "a workspace requires the native backend (BELLJAR_BACKEND=native)";
+            return Err(RuntimeError::Workspace(why.to_owned()));
+        }
+        match &spec.data {
+            Some(DataMount { host_path }) if privileges::is_root() => {
+                data::check_readable(host_path, self.user())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The handle of a new container, which has not begun yet.
+    fn handle_of(
+        self: &Arc<Self>,
+        container: &str,
+        image: &ReadyImage,
+        spec: &SandboxSpec,
+        transport: Option<Transport>,
+    ) -> ContainerHandle {
+        ContainerHandle {
+            runtime: Arc::clone(self),
+            death: self.deaths.watch(container),
+            container: container.to_owned(),
+            meters: None,
+            zygote: self.warm.then(|| self.zygote(image, spec)),
+            removed: AtomicBool::new(false),
+            transport,
+        }
     }
 
     /// Makes a container and returns its id. If the engine hangs, this fails; if the engine makes the container later,

@@ -11,7 +11,6 @@ mod usage;
 mod volumes;
 
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use rusqlite::Connection;
@@ -20,6 +19,7 @@ pub use artifacts::SqliteCatalog;
 use database::Database;
 use volumes::RunVolumes;
 
+use crate::lock_unpoisoned as lock;
 use crate::{BackendError, BackendFailure, Durability, Store, StoreError};
 
 /// The [`Store`] in a SQLite file.
@@ -83,17 +83,15 @@ impl From<rusqlite::Error> for BackendError {
 }
 
 fn failure(error: &rusqlite::Error) -> BackendFailure {
-    use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked, DiskFull, SystemIoFailure};
+    use rusqlite::ErrorCode::{
+        ConstraintViolation, DatabaseBusy, DatabaseLocked, DiskFull, SystemIoFailure,
+    };
     match error.sqlite_error_code() {
         Some(DiskFull | SystemIoFailure) => BackendFailure::Full,
         Some(DatabaseBusy | DatabaseLocked) => BackendFailure::Busy,
+        Some(ConstraintViolation) => BackendFailure::Conflict,
         _ => BackendFailure::Other,
     }
-}
-
-/// Locks a value that stays valid when a thread panics while it holds the lock.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A JSON column.

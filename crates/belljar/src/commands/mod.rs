@@ -2,21 +2,25 @@
 
 pub(crate) mod artifacts;
 pub(crate) mod bench;
+pub(crate) mod cluster_ca;
 mod code;
 mod colours;
 pub(crate) mod completions;
 pub(crate) mod doctor;
+pub(crate) mod gateway;
 pub(crate) mod guest;
 pub(crate) mod image;
 pub(crate) mod init;
 pub(crate) mod key;
 mod limits;
+pub(crate) mod node;
 mod outage;
 mod output;
 mod progress;
 mod remove;
 pub(crate) mod run;
 pub(crate) mod serve;
+mod server;
 pub(crate) mod session;
 pub(crate) mod setup;
 pub(crate) mod shell;

@@ -18,7 +18,7 @@ use crate::audit::AuditEntry;
 use crate::datasets::source::SourceError;
 use crate::datasets::{DatasetInfo, DatasetListing, DatasetName, DatasetStatus, Exports};
 use crate::error::{EngineError, in_full};
-use crate::session::Session;
+use crate::session::HeldSession;
 use crate::spec::Datasets;
 use crate::store::Digest;
 use listing::list;
@@ -128,7 +128,7 @@ impl Engine {
         &self,
         who: &Principal,
         id: &str,
-    ) -> Result<Arc<Session>, EngineError> {
+    ) -> Result<HeldSession, EngineError> {
         let session = self.live_session(who, id).await?;
         session.awake(who.quota()).await?;
         Ok(session)
@@ -138,7 +138,7 @@ impl Engine {
         &self,
         who: &Principal,
         id: &str,
-    ) -> Result<Arc<Session>, EngineError> {
+    ) -> Result<HeldSession, EngineError> {
         let session = self.settled_session(who, id).await?;
         if session.spec.datasets != Datasets::Api {
             return Err(EngineError::NoStaging(session.id.clone()));

@@ -10,7 +10,7 @@ use crate::blocking_writer::BlockingWriter;
 use crate::datasets::{Arriving, DatasetInfo, DatasetName};
 use crate::engine::{Engine, Principal};
 use crate::error::EngineError;
-use crate::session::Session;
+use crate::session::HeldSession;
 use crate::state::EngineState;
 use crate::store::Digest;
 use crate::uploads::UploadPermit;
@@ -20,7 +20,7 @@ use crate::uploads::UploadPermit;
 #[derive(Debug)]
 pub struct Upload {
     state: Arc<EngineState>,
-    session: Arc<Session>,
+    session: HeldSession,
     name: DatasetName,
     /// The hash that the client declared.
     promised: Option<Digest>,

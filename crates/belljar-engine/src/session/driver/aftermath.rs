@@ -16,7 +16,8 @@ use super::{Driver, SandboxLease};
 use crate::artifacts::{ArtifactMemory, ArtifactOrigin, ArtifactPlace, Artifacts};
 use crate::exec::{Exec, Stage};
 use crate::session::Session;
-use crate::session::checkpoint::{CheckpointOutcome, CheckpointTask};
+use crate::session::checkpoint::{CheckpointDone, CheckpointOutcome, CheckpointTask};
+use crate::snapshots::Manifest;
 use crate::state::EngineState;
 
 /// How many requests may wait for the driver; more than a session has executions.
@@ -100,6 +101,8 @@ pub(super) enum AftermathDone {
         exec: Arc<Exec>,
         base: Option<u64>,
         outcome: CheckpointOutcome,
+        /// The checkpoint, if a new one was taken.
+        taken: Option<Box<Manifest>>,
         answer: oneshot::Sender<CheckpointOutcome>,
     },
 }
@@ -148,8 +151,11 @@ impl Driver {
                 self.aftermath.memory = memory;
                 let _ = answer.send(artifacts);
             }
-            Ok(AftermathDone::Checkpoint { exec, base, outcome, answer }) => {
+            Ok(AftermathDone::Checkpoint { exec, base, outcome, taken, answer }) => {
                 self.base = base;
+                if let Some(manifest) = taken {
+                    self.upload(&manifest, false);
+                }
                 self.answer_checkpoint(&exec, outcome, answer);
             }
             // This is a bug. The performer continues without an answer.
@@ -211,8 +217,9 @@ impl Driver {
             base: self.base,
         };
         self.aftermath.running.spawn(async move {
-            let (base, outcome) = task.run().await;
-            AftermathDone::Checkpoint { exec, base, outcome: Some(outcome), answer }
+            let CheckpointDone { base, outcome, taken } = task.run().await;
+            let taken = taken.map(Box::new);
+            AftermathDone::Checkpoint { exec, base, outcome: Some(outcome), taken, answer }
         });
     }
 

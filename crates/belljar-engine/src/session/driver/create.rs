@@ -15,26 +15,49 @@ use crate::spec::Storage;
 use crate::state::durability;
 use crate::store::SessionRow;
 
+/// How the creation of a session ended.
+pub(super) enum Creation {
+    Ready(SandboxLease),
+    /// Its sandbox is gone, and it goes on from a snapshot in S3.
+    Asleep,
+    /// The session has ended, is left to the next server, or belongs to another node.
+    Over,
+}
+
 impl Driver {
-    /// Makes the session ready. `None` if it has ended, or is left to the next server.
-    pub(super) async fn create(&mut self, origin: Origin) -> Option<SandboxLease> {
+    /// Makes the session ready.
+    pub(super) async fn create(&mut self, origin: Origin) -> Creation {
         let adopted = matches!(origin, Origin::Adopted(_));
         let is_new = matches!(origin, Origin::Cold) && self.next_number == 1;
         let mut stop = self.session.stop.subscribe();
         let mut leaving = self.state.leaving.subscribe();
+        let mut fenced = self.session.fenced.subscribe();
         let created = tokio::select! {
             created = self.sandbox_of(origin) => Some(created),
             // An adopted sandbox must be destroyed, so it is found first even if a stop is requested.
             _ = stop.wait_for(Option::is_some), if !adopted => None,
             // The next server finds the sandbox as this one did, or removes what is incomplete.
-            _ = leaving.wait_for(|leaving| *leaving) => return None,
+            _ = leaving.wait_for(|leaving| *leaving) => return Creation::Over,
+            _ = fenced.wait_for(|fenced| *fenced) => None,
         };
+        let lost = match &created {
+            Some(Err(error)) if adopted && self.session.stop.borrow().is_none() => {
+                Some(in_full(error))
+            }
+            _ => None,
+        };
+        if let Some(lost) = lost
+            && self.begin_without_sandbox(&lost).await
+        {
+            return Creation::Asleep;
+        }
         let created = match created {
             Some(Ok(sandbox)) => Some(self.connect(sandbox, adopted).await),
             other => other,
         };
         match created {
-            Some(Ok(sandbox)) => return Some(self.begin_ready(sandbox, adopted).await),
+            Some(Ok(sandbox)) => return Creation::Ready(self.begin_ready(sandbox, adopted).await),
+            _ if self.session.is_fenced() => self.end_fenced(None).await,
             // If a stop was requested, the session ends as stopped, not as failed.
             Some(Err(error)) if self.session.stop.borrow().is_none() => {
                 self.fail(error, is_new).await;
@@ -46,7 +69,7 @@ impl Driver {
                 self.over(self.final_view(Happening::SandboxGone, &because)).await;
             }
         }
-        None
+        Creation::Over
     }
 
     async fn begin_ready(&mut self, sandbox: Sandbox, adopted: bool) -> SandboxLease {
@@ -91,7 +114,7 @@ impl Driver {
                     "the server ended while the session was being made".into(),
                 ))
             }
-            Origin::Hibernated(_) | Origin::Fork => {
+            Origin::Hibernated(_) | Origin::Fork | Origin::Claimed => {
                 Err(EngineError::Internal("a hibernated session cannot be made, only woken".into()))
             }
         }
@@ -145,7 +168,8 @@ impl Driver {
             ended_because: None,
             execs: view.execs,
         };
-        match self.state.store.put_session(row, durability(&session.spec)).await {
+        let stored = self.state.store.put_session(row, durability(&session.spec)).await;
+        match session.noticed(stored) {
             Ok(()) => Ok(sandbox),
             Err(error) => {
                 sandbox.destroy().await;

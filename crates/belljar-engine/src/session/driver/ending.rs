@@ -69,7 +69,7 @@ impl Driver {
         self.publish();
         let (id, durability) = (&self.session.id, durability(&self.session.spec));
         let stored = self.state.store.set_phase(id, Phase::Stopping, None, durability).await;
-        if let Err(error) = stored {
+        if let Err(error) = self.session.noticed(stored) {
             // The session ends anyway, because the caller wants its resources back.
             tracing::error!(session.id = id, "failed to store the phase: {}", in_full(&error));
         }
@@ -80,7 +80,7 @@ impl Driver {
 
     /// Destroys the sandbox when its leases are returned. A lease that is not returned does not delay the end of the
     /// session: the sandbox is dead, and the rest of it is removed later.
-    async fn destroy(&mut self, sandbox: SandboxLease) {
+    pub(super) async fn destroy(&mut self, sandbox: SandboxLease) {
         let gate = Arc::clone(&self.session.sandbox);
         gate.close();
         sandbox.kill();
@@ -128,12 +128,33 @@ impl Driver {
     /// sees the end can create a session with the same key and the same capacity.
     pub(super) async fn over(&mut self, end: View) {
         let (id, phase) = (&self.session.id, end.phase.name());
+        self.uploads.cancel().await;
         self.session.store_end(&self.state, &end).await;
+        if self.session.is_fenced() {
+            return self.end_fenced(None).await;
+        }
         let because = end.ended_because.as_deref().unwrap_or_default();
         tracing::info!(session.id = id, "session {id} {phase}: {because}");
-        (self.reservation, self.sleeping) = (None, None);
+        self.sleeping = None;
+        if let Some(reservation) = self.reservation.take() {
+            reservation.give_back().await;
+        }
         self.state.snapshot_store.remove(id).await;
+        self.remove_remote();
         self.view.send_replace(end);
+    }
+
+    /// Removes the snapshots in S3 of a session that has ended.
+    fn remove_remote(&self) {
+        let remote = self.state.snapshot_store.remote().filter(|_| self.can_move());
+        let Some(remote) = remote.cloned() else { return };
+        let id = self.session.id.clone();
+        tokio::spawn(async move {
+            if let Err(error) = remote.remove(&id).await {
+                let why = in_full(&error);
+                tracing::warn!(session.id = id, "failed to remove its snapshots in S3: {why}");
+            }
+        });
     }
 
     /// Ends every running or waiting execution, with a reason.

@@ -11,6 +11,9 @@
 //!    └─ failed, or stopped before it was created ────────▶ over
 //! ```
 //!
+//! In a cluster there are two more ends. A hibernated session whose snapshot is in S3 is released, and any node can
+//! claim it. A session that another node owns is dropped: its sandbox is killed and nothing is written ([`release`]).
+//!
 //! Only the [`Driver`] changes a session. Tasks that it starts get what they need as arguments and return what the
 //! driver has to know:
 //!
@@ -21,23 +24,26 @@
 //! | stores the end of an execution | [`settle`] | whether it is stored |
 //! | writes files and rows of no urgency | [`chores`] | a warning, perhaps |
 //! | moves values to disk | [`idle`] | whether anything is left to move |
+//! | copies a snapshot to S3 | [`upload`] | the pointer to it |
 //!
 //! Tasks use the sandbox through a lease. For work that needs the sandbox exclusively, the driver closes the gate and
 //! waits until all leases are returned ([`quiescent`]).
 
 mod aftermath;
 mod chores;
+mod claimed;
 mod create;
 mod ending;
-
 mod idle;
 mod inherit;
 mod lane;
 mod quiescent;
+mod release;
 mod serve;
 mod settle;
 mod sleep;
 mod snapshots;
+mod upload;
 mod wake;
 mod work;
 
@@ -60,16 +66,18 @@ use crate::EngineError;
 use crate::admission::Reservation;
 use crate::clock;
 use crate::exec::{Exec, Stage};
-
+use crate::snapshots::SnapshotPointer;
 use crate::state::EngineState;
 use crate::store::StoreError;
 use aftermath::AftermathQueue;
+use create::Creation;
 use idle::Spilling;
 use lane::Lane;
 use quiescent::QuiescentRequest;
 use serve::ServeEnd;
 use settle::Settled;
 use sleep::SleepEnd;
+use upload::Uploads;
 
 /// Where a session's sandbox comes from.
 #[derive(Debug)]
@@ -87,6 +95,8 @@ pub(crate) enum Origin {
     Hibernated(Option<Box<Handle>>),
     /// The session begins with the snapshot of another session, and fails if its kernel cannot be restored.
     Fork,
+    /// No node had the session, and this node has just claimed it. It is hibernated.
+    Claimed,
 }
 
 /// How the driver of a session begins.
@@ -144,6 +154,23 @@ struct Driver {
     hibernate_again_at: Option<Instant>,
     /// Whether waking fails if the kernel cannot be restored.
     kernel_required: bool,
+    uploads: Uploads,
+    /// The row may have a pointer to a snapshot in S3 that was not read yet.
+    must_read_pointer: bool,
+    /// The snapshot in S3 that the session wakes from, if its files are not here.
+    unfetched: Option<SnapshotPointer>,
+    /// The id of the snapshot that the hibernated session wakes from, if its files are here.
+    hibernated_as: Option<u64>,
+    /// Why the memory of that snapshot cannot be restored on this node.
+    files_only: Option<String>,
+    /// What the next result says about the kernel, if the session went back to an earlier snapshot.
+    went_back: Option<String>,
+    asleep_since: Instant,
+    /// A hibernated session is not released before this time.
+    release_again_at: Option<Instant>,
+    /// The last use of the session that its periodic snapshot has, and the time of the next one.
+    snapshot_of_use: Option<Instant>,
+    snapshot_again_at: Option<Instant>,
 }
 
 /// The precision of the stored expiry: the next server may end a session earlier by this much.
@@ -163,6 +190,7 @@ fn later(from: Instant, by: Duration) -> Instant {
 pub(crate) async fn drive(state: Arc<EngineState>, owner: SessionOwner, start: DriverStart) {
     let DriverStart { reservation, origin, permit } = start;
     let mut driver = Driver::new(state, owner, reservation, &origin);
+    driver.warn_of_pinning();
     if driver.next_number > 1 {
         driver.find_last_exec().await;
     }
@@ -175,9 +203,14 @@ pub(crate) async fn drive(state: Arc<EngineState>, owner: SessionOwner, start: D
             driver.begin_hibernated(None).await;
             None
         }
+        Origin::Claimed => {
+            driver.begin_claimed().await;
+            None
+        }
         origin => match driver.create(origin).await {
-            Some(sandbox) => Some(sandbox),
-            None => return,
+            Creation::Ready(sandbox) => Some(sandbox),
+            Creation::Asleep => None,
+            Creation::Over => return,
         },
     };
     drop(permit);
@@ -227,6 +260,16 @@ impl Driver {
             expiry_stored: None,
             hibernate_again_at: None,
             kernel_required: matches!(origin, Origin::Fork),
+            uploads: Uploads::new(),
+            must_read_pointer: false,
+            unfetched: None,
+            hibernated_as: None,
+            files_only: None,
+            went_back: None,
+            asleep_since: now,
+            release_again_at: None,
+            snapshot_of_use: None,
+            snapshot_again_at: None,
             state,
             session,
         }
@@ -240,12 +283,15 @@ impl Driver {
                 Some(sandbox) => match self.serve(&sandbox).await {
                     ServeEnd::Quiescent(request) => self.run_quiescent(sandbox, request).await,
                     ServeEnd::Over(reason) => break self.end(sandbox, reason).await,
+                    ServeEnd::Fenced => break self.end_fenced(Some(sandbox)).await,
                 },
                 None => match self.sleep().await {
                     SleepEnd::Awake(sandbox) => Some(sandbox),
                     SleepEnd::Stop(because) => break self.end_hibernated(&because).await,
                     // The next server finds its row and its snapshot.
                     SleepEnd::ServerLeaving => break,
+                    SleepEnd::Fenced => break self.end_fenced(None).await,
+                    SleepEnd::Released => break,
                 },
             };
         }
@@ -280,6 +326,22 @@ impl Driver {
             }
             is_new
         });
+    }
+
+    /// Removes warnings that no longer hold, by their begin.
+    fn unwarn(&self, begin: &str) {
+        self.view.send_if_modified(|view| {
+            let before = view.warnings.len();
+            view.warnings.retain(|warning| !warning.starts_with(begin));
+            view.warnings.len() < before
+        });
+    }
+
+    /// In a cluster, says if only this node can have the session.
+    fn warn_of_pinning(&self) {
+        if let (Some((_, node)), Some(why)) = (self.state.cluster(), self.session.pinned_by()) {
+            self.warn(format!("it is bound to node `{}`: {why}", node.id));
+        }
     }
 
     fn stop_reason(&self) -> String {

@@ -38,6 +38,8 @@ pub(super) enum QuiescentRequest {
         exec: String,
         answer: Answer<()>,
     },
+    /// Renews the snapshot in S3. No client waits for it.
+    Snapshot,
 }
 
 impl QuiescentRequest {
@@ -46,7 +48,7 @@ impl QuiescentRequest {
             QuiescentRequest::Hibernate { asked: Some((_, answer)), .. } => {
                 drop(answer.send(Err(error)));
             }
-            QuiescentRequest::Hibernate { asked: None, .. } => {}
+            QuiescentRequest::Hibernate { asked: None, .. } | QuiescentRequest::Snapshot => {}
             QuiescentRequest::Fork { answer, .. } => drop(answer.send(Err(error))),
             QuiescentRequest::Restore { answer, .. } => drop(answer.send(Err(error))),
         }
@@ -85,6 +87,7 @@ impl Driver {
             }
             Err(error) => {
                 self.hibernate_again_at = Some(Instant::now() + HIBERNATE_PAUSE);
+                self.snapshot_later();
                 request.refuse(error);
                 None
             }
@@ -103,7 +106,8 @@ impl Driver {
         if let Some(exec) = live.values().find(|exec| exec.stage() != Stage::Finished) {
             return Err(self.not_quiescent(format!("execution `{}` runs", exec.id)));
         }
-        if self.session.is_attached() {
+        // A drain ends these connections.
+        if self.session.is_attached() && !self.state.availability.is_draining() {
             let reason = "a client follows a terminal or changes of files";
             return Err(self.not_quiescent(reason.into()));
         }
@@ -144,6 +148,10 @@ impl Driver {
                 let (sandbox, outcome) = self.restore(sandbox, &exec).await;
                 let _ = answer.send(outcome);
                 sandbox
+            }
+            QuiescentRequest::Snapshot => {
+                self.renew_snapshot(&sandbox).await;
+                Some(sandbox)
             }
         }
     }

@@ -11,6 +11,7 @@ use super::ending::EndReason;
 use super::idle::Spilled;
 use super::quiescent::QuiescentRequest;
 use super::settle::Settled;
+use super::upload::Uploaded;
 use super::{Answer, Command, Driver, EXPIRY_PACE, Performed, SandboxLease};
 use crate::error::{EngineError, in_full};
 use crate::exec::Exec;
@@ -18,6 +19,8 @@ use crate::exec::Exec;
 /// Why serving a session ends.
 pub(super) enum ServeEnd {
     Over(EndReason),
+    /// Another node owns the session.
+    Fenced,
     /// A request needs a session without running executions. Afterwards the session is served again, or it sleeps.
     Quiescent(QuiescentRequest),
 }
@@ -29,6 +32,7 @@ impl From<EndReason> for ServeEnd {
 }
 
 enum Event {
+    Fenced,
     StopRequested,
     ServerLeaving,
     Performed(Result<(Arc<Exec>, Performed), JoinError>),
@@ -37,6 +41,8 @@ enum Event {
     Settled(Result<Settled, JoinError>),
     ChoreDone(Option<String>),
     Spilled(Option<Spilled>),
+    Uploaded(Result<Uploaded, JoinError>),
+    UploadDue,
     /// The deadline of a postponed request has passed.
     PatienceOver,
     Command(Command),
@@ -45,6 +51,7 @@ enum Event {
     VariablesDue,
     SpillDue,
     HibernateDue,
+    SnapshotDue,
 }
 
 impl Driver {
@@ -69,12 +76,17 @@ impl Driver {
         let is_idle = self.is_idle();
         let variables = self.variables_at;
         let spill = self.spill_at().filter(|_| self.spillers.is_empty() && is_idle);
-        let hibernate = self.hibernate_at().filter(|_| is_idle && !is_attached);
+        let may_rest = is_idle && !is_attached && !self.state.availability.is_frozen();
+        let hibernate = self.hibernate_at().filter(|_| may_rest);
+        let snapshot = self.snapshot_at().filter(|_| may_rest);
+        let upload = self.uploads.due();
         let patience = self.postponed.as_ref().map(|(until, _)| *until);
         let mut stop = self.session.stop.subscribe();
         let mut leaving = self.state.leaving.subscribe();
+        let mut fenced = self.session.fenced.subscribe();
         tokio::select! {
             biased;
+            _ = fenced.wait_for(|fenced| *fenced) => Event::Fenced,
             _ = stop.wait_for(Option::is_some) => Event::StopRequested,
             _ = leaving.wait_for(|leaving| *leaving) => Event::ServerLeaving,
             Some(performed) = self.performing.join_next() => Event::Performed(performed),
@@ -83,6 +95,8 @@ impl Driver {
             Some(settled) = self.settling.join_next() => Event::Settled(settled),
             Some(done) = self.chores.join_next() => Event::ChoreDone(done.ok().flatten()),
             Some(spilled) = self.spillers.join_next() => Event::Spilled(spilled.ok()),
+            Some(uploaded) = self.uploads.running.join_next() => Event::Uploaded(uploaded),
+            () = until(upload) => Event::UploadDue,
             () = until(patience) => Event::PatienceOver,
             Some(command) = self.commands.recv(), if patience.is_none() => Event::Command(command),
             () = sandbox.ended() => Event::SandboxEnded,
@@ -90,11 +104,13 @@ impl Driver {
             () = until(variables) => Event::VariablesDue,
             () = until(spill) => Event::SpillDue,
             () = until(hibernate) => Event::HibernateDue,
+            () = until(snapshot) => Event::SnapshotDue,
         }
     }
 
     fn handle(&mut self, sandbox: &SandboxLease, event: Event) -> Option<ServeEnd> {
         match event {
+            Event::Fenced => return Some(ServeEnd::Fenced),
             Event::StopRequested => return Some(EndReason::Stop(self.stop_reason()).into()),
             Event::ServerLeaving => return Some(EndReason::ServerLeaving.into()),
             Event::Performed(Ok((exec, performed))) => {
@@ -115,6 +131,8 @@ impl Driver {
             }
             Event::ChoreDone(warning) => self.chore_done(warning),
             Event::Spilled(spilled) => self.spilled(spilled),
+            Event::Uploaded(uploaded) => self.uploaded(uploaded),
+            Event::UploadDue => self.next_upload(),
             Event::PatienceOver => {}
             Event::Command(command) => return self.handle_command(sandbox, command),
             Event::SandboxEnded => return Some(EndReason::SandboxLost.into()),
@@ -125,6 +143,7 @@ impl Driver {
                 let request = QuiescentRequest::Hibernate { force: false, asked: None };
                 return self.when_quiescent(request);
             }
+            Event::SnapshotDue => return self.when_quiescent(QuiescentRequest::Snapshot),
         }
         None
     }
@@ -163,10 +182,10 @@ impl Driver {
         self.touch(ttl_s);
         self.publish();
         let (state, view) = (Arc::clone(&self.state), self.session.view());
-        let id = self.session.id.clone();
+        let session = Arc::clone(&self.session);
         tokio::spawn(async move {
-            let stored = state.store.set_expiry(&id, view.used_ms, view.expires_ms).await;
-            let _ = answer.send(stored.map_err(EngineError::Store));
+            let stored = state.store.set_expiry(&session.id, view.used_ms, view.expires_ms).await;
+            let _ = answer.send(session.noticed(stored).map_err(EngineError::Store));
         });
     }
 
@@ -182,10 +201,11 @@ impl Driver {
 
     fn store_expiry(&mut self) {
         let (state, view) = (Arc::clone(&self.state), self.session.view());
-        let id = self.session.id.clone();
+        let session = Arc::clone(&self.session);
         self.chores.spawn(async move {
-            let stored = state.store.set_expiry(&id, view.used_ms, view.expires_ms).await;
-            if let Err(error) = stored {
+            let id = &session.id;
+            let stored = state.store.set_expiry(id, view.used_ms, view.expires_ms).await;
+            if let Err(error) = session.noticed(stored) {
                 tracing::warn!(session.id = id, "failed to store the expiry: {}", in_full(&error));
             }
             None
@@ -194,7 +214,7 @@ impl Driver {
 }
 
 /// Waits until a time; without one, forever.
-async fn until(time: Option<Instant>) {
+pub(super) async fn until(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,
         None => std::future::pending().await,

@@ -2,7 +2,6 @@
 //! guest drop the execution.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::task::JoinError;
 
@@ -12,13 +11,9 @@ use crate::error::in_full;
 use crate::exec::Exec;
 use crate::exec::log::LogEntry;
 use crate::exec::result::ExecResult;
-use crate::session::Session;
+use crate::session::{RETRY_PAUSE, STORE_RETRIES, Session};
 use crate::state::EngineState;
 use crate::store::{FinishedExec, StoreError};
-
-/// Retry budget for storing the end of an execution, such as on a full disk.
-const STORE_RETRIES: u32 = 600;
-const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// The end of an execution that is being stored.
 pub(super) struct Settling {
@@ -73,20 +68,22 @@ impl Driver {
             self.warn(warning);
         }
         let exec_id = settling.exec.id.clone();
-        match stored {
+        match self.session.noticed(stored) {
             Ok(bytes) => {
                 self.not_stored = None;
                 if let Some(sandbox) = settling.sandbox {
                     self.forget_in_guest(sandbox, &exec_id, bytes);
                 }
             }
-            Err(error) if settling.retries_left > 0 && !self.is_leaving() => {
+            Err(error) if settling.retries_left > 0 && self.is_retried(&error) => {
                 // The disk may be full. Until there is room, this server and the guest keep the execution.
                 settling.retries_left -= 1;
                 self.not_stored = Some(error);
                 self.store_again(settling);
                 return;
             }
+            // Another node owns the session, and says how the execution ended.
+            Err(StoreError::Fenced { .. }) => self.not_stored = None,
             Err(error) => {
                 self.not_stored = None;
                 tracing::error!(
@@ -116,9 +113,14 @@ impl Driver {
         });
     }
 
-    /// Whether the driver is about to end, so that nothing is retried.
-    fn is_leaving(&self) -> bool {
-        *self.state.leaving.borrow() || self.session.stop.borrow().is_some()
+    /// Whether storing is tried again after this error. If the session is being stopped, that is done only for a
+    /// database that cannot be reached: clients may have got the result already.
+    fn is_retried(&self, error: &StoreError) -> bool {
+        // The guest keeps the execution for the next server.
+        let leaves = *self.state.leaving.borrow();
+        let stops = self.session.stop.borrow().is_some();
+        let waits = !stops || matches!(error, StoreError::Unavailable(_));
+        !self.session.is_fenced() && !leaves && waits
     }
 }
 

@@ -2,6 +2,7 @@
 
 use tokio::time::sleep_until;
 
+use super::serve::until;
 use super::{Command, Driver, SandboxLease};
 use crate::admission::Quota;
 use crate::error::EngineError;
@@ -13,19 +14,38 @@ pub(super) enum SleepEnd {
     Awake(SandboxLease),
     Stop(String),
     ServerLeaving,
+    /// Any node can claim the session.
+    Released,
+    /// Another node owns the session.
+    Fenced,
 }
 
 impl Driver {
     pub(super) async fn sleep(&mut self) -> SleepEnd {
         let mut stop = self.session.stop.subscribe();
         let mut leaving = self.state.leaving.subscribe();
+        let mut fenced = self.session.fenced.subscribe();
         loop {
             let deadline = self.deadline();
+            let (upload, release) = (self.uploads.due(), self.release_at());
             let command = tokio::select! {
                 biased;
+                _ = fenced.wait_for(|fenced| *fenced) => return SleepEnd::Fenced,
                 _ = stop.wait_for(Option::is_some) => return SleepEnd::Stop(self.stop_reason()),
                 _ = leaving.wait_for(|leaving| *leaving) => return SleepEnd::ServerLeaving,
                 Some(command) = self.commands.recv() => command,
+                Some(uploaded) = self.uploads.running.join_next() => {
+                    self.uploaded(uploaded);
+                    continue;
+                }
+                () = until(upload) => {
+                    self.next_upload();
+                    continue;
+                }
+                () = until(release) => match self.release().await {
+                    Some(end) => return end,
+                    None => continue,
+                },
                 () = sleep_until(deadline) => return SleepEnd::Stop(self.expired()),
             };
             if let Some(sandbox) = self.handle_asleep(command).await {
@@ -59,7 +79,10 @@ impl Driver {
             Command::Used => {}
             Command::Warn(warning) => self.warn(warning),
             Command::Hibernate { answer, .. } => {
-                let lost = self.hibernated().await.map(|manifest| manifest.left_out());
+                let lost = match &self.unfetched {
+                    Some(pointer) => Ok(pointer.resume().notes),
+                    None => self.hibernated().await.map(|manifest| manifest.left_out()),
+                };
                 let _ = answer.send(lost);
             }
             Command::Fork { from, answer, .. } => {
@@ -72,29 +95,38 @@ impl Driver {
         None
     }
 
-    async fn fork_asleep(&self, from: Option<&str>) -> Result<ForkSource, EngineError> {
+    async fn fork_asleep(&mut self, from: Option<&str>) -> Result<ForkSource, EngineError> {
         match from {
             Some(exec) => self.fork_checkpoint(exec).await,
-            None => self.fork_source(&self.hibernated().await?).await,
+            None => {
+                let manifest = self.hibernated().await?;
+                self.fork_source(&manifest).await
+            }
         }
     }
 
     /// Makes the checkpoint the state of the session, which stays hibernated.
-    async fn restore_asleep(&self, exec: &str) -> Result<(), EngineError> {
+    async fn restore_asleep(&mut self, exec: &str) -> Result<(), EngineError> {
         let manifest = self.checkpoint(exec).await?;
         let id = self.state.snapshot_store.next_id();
         let again = self.snapshots().run(move |files| files.repeat(&manifest, id)).await;
-        self.drop_earlier(&again.map_err(EngineError::KeepSnapshot)?).await;
+        let again = again.map_err(EngineError::KeepSnapshot)?;
+        self.begin_changes().await?;
+        self.drop_earlier(&again).await;
+        (self.unfetched, self.must_read_pointer) = (None, false);
+        self.fall_asleep(&again);
         self.is_at(exec);
         Ok(())
     }
 
     /// The snapshot of a hibernated session.
-    pub(super) async fn hibernated(&self) -> Result<Manifest, EngineError> {
-        self.snapshots().last().await.ok_or_else(|| {
+    pub(super) async fn hibernated(&mut self) -> Result<Manifest, EngineError> {
+        self.fetch_snapshot().await?;
+        let last = self.snapshots().last().await.ok_or_else(|| {
             let gone = std::io::Error::other("its snapshot is gone");
             EngineError::KeepSnapshot(gone)
-        })
+        })?;
+        Ok(self.without_foreign_memory(last))
     }
 
     /// Ends a hibernated session.

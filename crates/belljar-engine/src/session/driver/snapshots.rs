@@ -9,15 +9,19 @@
 //! If the server is killed before the row says `hibernated`, the next server uses the sandbox. If it is killed after
 //! that, the next server uses the snapshot, until the row says `ready` again (see [`wake`](super::wake)).
 
+use std::sync::Arc;
+
 use belljar_runtime::Sandbox;
+use tokio::time::Instant;
 
 use super::{Driver, SandboxLease};
 use crate::admission::Quota;
-use crate::error::EngineError;
+use crate::error::{EngineError, in_full};
 use crate::rules::{Happening, Phase};
+use crate::session::{RETRY_PAUSE, STORE_RETRIES};
 use crate::snapshots::{CaptureRequest, ForkSource, Manifest, SessionSnapshots, revive};
 use crate::spec::Storage;
-use crate::store::Durability;
+use crate::store::{Durability, StoreError};
 
 impl Driver {
     /// Writes the session to files and ends its sandbox. Returns a description of what could not be kept.
@@ -34,7 +38,12 @@ impl Driver {
         let sandbox = self.exclusive(sandbox).await?;
         let manifest = match self.store_hibernated(&sandbox, force).await {
             Ok(manifest) => manifest,
-            Err(error) => return Err((Some(self.end_exclusive(sandbox)), error)),
+            Err(error) => {
+                if let EngineError::Store(StoreError::Unavailable(_)) = &error {
+                    self.store_awake();
+                }
+                return Err((Some(self.end_exclusive(sandbox)), error));
+            }
         };
         // From here on the session is its snapshot, not its sandbox.
         self.apply(Happening::SandboxAsleep);
@@ -46,11 +55,30 @@ impl Driver {
         self.reservation = None;
         self.sleeping = Some(sleeping);
         // If this is not stored, the next server looks for the sandbox and finds none.
-        let _ = store.set_sandbox(&id, Phase::Hibernated, None, Durability::Soon).await;
+        let stored = store.set_sandbox(&id, Phase::Hibernated, None, Durability::Soon).await;
+        let _ = self.session.noticed(stored);
         self.drop_earlier(&manifest).await;
+        self.fall_asleep(&manifest);
         self.write_metadata();
         tracing::info!(session.id = id, bytes = manifest.bytes, "session {id} is hibernated");
         Ok(manifest.left_out())
+    }
+
+    /// The row may say `hibernated`, because the answer of the database was lost. It must not: the next server would use
+    /// the snapshot.
+    fn store_awake(&mut self) {
+        let (state, session) = (Arc::clone(&self.state), Arc::clone(&self.session));
+        self.chores.spawn(async move {
+            for _ in 0..STORE_RETRIES {
+                let id = &session.id;
+                let stored = state.store.set_phase(id, Phase::Ready, None, Durability::Power).await;
+                match session.noticed(stored) {
+                    Err(StoreError::Unavailable(_)) => tokio::time::sleep(RETRY_PAUSE).await,
+                    _ => break,
+                }
+            }
+            None
+        });
     }
 
     async fn store_hibernated(
@@ -65,8 +93,39 @@ impl Driver {
         };
         let manifest = self.capture(sandbox, places, force, true).await?;
         let (store, id) = (&self.state.store, &self.session.id);
-        store.set_phase(id, Phase::Hibernated, None, Durability::Power).await?;
+        let stored = store.set_phase(id, Phase::Hibernated, None, Durability::Power).await;
+        self.session.noticed(stored)?;
         Ok(manifest)
+    }
+
+    /// The session wakes from this snapshot, which is uploaded.
+    pub(super) fn fall_asleep(&mut self, manifest: &Manifest) {
+        self.hibernated_as = Some(manifest.id);
+        (self.files_only, self.release_again_at) = (None, None);
+        self.asleep_since = Instant::now();
+        self.upload(manifest, true);
+    }
+
+    /// Takes a snapshot of a session that goes on, for S3.
+    pub(super) async fn renew_snapshot(&mut self, sandbox: &Sandbox) {
+        self.snapshot_later();
+        let used = self.used;
+        match self.capture(sandbox, &["session", "tmp", "shm"], false, false).await {
+            Ok(manifest) => {
+                self.snapshot_of_use = Some(used);
+                self.drop_earlier(&manifest).await;
+                self.upload(&manifest, false);
+            }
+            Err(error) => {
+                let why = in_full(&error);
+                tracing::info!(session.id = self.session.id, "no periodic snapshot: {why}");
+            }
+        }
+    }
+
+    pub(super) fn snapshot_later(&mut self) {
+        let every = self.state.config.snapshot_every;
+        self.snapshot_again_at = every.map(|every| Instant::now() + every);
     }
 
     /// Takes a snapshot of the present state.
@@ -163,6 +222,7 @@ impl Driver {
         let _ = self.attach_network(&fresh, true).await;
         self.is_at(exec);
         self.touch(self.session.spec.ttl_s);
+        self.upload(&manifest, false);
         (Some(self.end_exclusive(fresh)), Ok(()))
     }
 
@@ -174,7 +234,7 @@ impl Driver {
                 let handle = Some(fresh.handle().clone());
                 let (store, id) = (&self.state.store, &self.session.id);
                 let stored = store.set_sandbox(id, Phase::Ready, handle, Durability::Process).await;
-                stored.map_err(EngineError::Store)
+                self.session.noticed(stored).map_err(EngineError::Store)
             }
             Err(error) => Err(error),
         };

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use belljar_proto::exec::Language;
 use belljar_runtime::{Handle, Sandbox};
 use tokio::time::Instant;
 
@@ -27,7 +28,7 @@ impl Driver {
         let begun = Instant::now();
         let reservation = match self.reservation.take() {
             Some(reservation) => reservation,
-            None => self.reserve(quota)?,
+            None => self.reserve(quota).await?,
         };
         self.apply(Happening::WakeBegan);
         match self.restore_hibernated().await {
@@ -36,6 +37,7 @@ impl Driver {
                 self.sleeping = None;
                 let sandbox = self.session.sandbox.open(sandbox);
                 self.kernel_required = false;
+                (self.went_back, self.files_only, self.hibernated_as) = (None, None, None);
                 self.hibernate_again_at = None;
                 self.touch(self.session.spec.ttl_s);
                 self.apply(Happening::SandboxReady);
@@ -48,14 +50,25 @@ impl Driver {
                 let id = &self.session.id;
                 tracing::warn!(session.id = id, "failed to wake: {}", in_full(&error));
                 self.apply(Happening::SandboxAsleep);
+                self.upload_again().await;
                 Err(error)
             }
         }
     }
 
-    fn reserve(&self, quota: Quota) -> Result<Reservation, EngineError> {
+    async fn reserve(&self, quota: Quota) -> Result<Reservation, EngineError> {
         let (tenant, limits) = (&self.session.tenant, &self.session.spec.limits);
-        Ok(self.state.admission.reserve(tenant, quota, limits)?)
+        self.state.reserve_sandbox(tenant, quota, limits).await
+    }
+
+    /// The session sleeps on, so its snapshot is uploaded if it was not.
+    async fn upload_again(&mut self) {
+        let missing = self.hibernated_as.filter(|id| self.uploads.pointer_to(*id).is_none());
+        if missing.is_some()
+            && let Some(manifest) = self.snapshots().last().await
+        {
+            self.upload(&manifest, true);
+        }
     }
 
     async fn restore_hibernated(&mut self) -> Result<Sandbox, EngineError> {
@@ -65,7 +78,8 @@ impl Driver {
         self.network = None;
         sandbox.destroy().await;
         let (store, id) = (&self.state.store, &self.session.id);
-        let _ = store.set_sandbox(id, Phase::Hibernated, None, Durability::Soon).await;
+        let stored = store.set_sandbox(id, Phase::Hibernated, None, Durability::Soon).await;
+        let _ = self.session.noticed(stored);
         Err(error)
     }
 
@@ -74,11 +88,18 @@ impl Driver {
         let handle = Some(sandbox.handle().clone());
         let id = self.session.id.clone();
         let store = self.state.store.clone();
-        store.set_sandbox(&id, Phase::Waking, handle.clone(), Durability::Process).await?;
+        let stored = store.set_sandbox(&id, Phase::Waking, handle.clone(), Durability::Process);
+        self.session.noticed(stored.await)?;
         revive(sandbox, &self.snapshots(), manifest, self.kernel_required).await?;
+        if let Some(reason) = &self.went_back {
+            let noted = sandbox.lose_kernel(Language::Python, reason).await;
+            noted.map_err(EngineError::Thaw)?;
+        }
         self.base = Some(manifest.id);
         self.attach_network(sandbox, false).await?;
-        Ok(store.set_sandbox(&id, Phase::Ready, handle, Durability::Process).await?)
+        self.begin_changes().await?;
+        let stored = store.set_sandbox(&id, Phase::Ready, handle, Durability::Process).await;
+        Ok(self.session.noticed(stored)?)
     }
 
     /// Begins with a session that an earlier server had hibernated, or was about to wake. A sandbox that the earlier
@@ -87,13 +108,27 @@ impl Driver {
         if let Some(handle) = left {
             Arc::clone(&self.state.runtime).discard(&handle).await;
             let (store, id) = (&self.state.store, &self.session.id);
-            let _ = store.set_sandbox(id, Phase::Hibernated, None, Durability::Soon).await;
+            let stored = store.set_sandbox(id, Phase::Hibernated, None, Durability::Soon).await;
+            let _ = self.session.noticed(stored);
         }
         if self.reservation.is_none() {
             self.sleeping = Some(self.state.admission.admit_sleep(&self.session.tenant));
         }
         self.warn_of_soft_disk().await;
+        self.find_hibernated().await;
         self.apply(Happening::SandboxAsleep);
+    }
+
+    /// In a cluster, a session that this node had hibernated before a restart is uploaded, or found in S3 if its files are
+    /// gone.
+    async fn find_hibernated(&mut self) {
+        if !self.can_move() || self.kernel_required {
+            return;
+        }
+        match self.snapshots().last().await {
+            Some(manifest) => self.fall_asleep(&manifest),
+            None => self.must_read_pointer = true,
+        }
     }
 
     /// Finds the execution whose end state the session had under an earlier server.

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use belljar_engine::artifacts::Artifacts;
 use belljar_engine::exec::Code;
 use belljar_engine::exec::result::ExecResult;
+use belljar_engine::network::Policy;
 use belljar_engine::run::{BroughtFile, Leftovers, Run};
 use belljar_proto::exec::{Event, KernelState, Language, Script, Status};
 use belljar_runtime::{DataMount, Limits, Runtime, SandboxSpec, paths};
@@ -63,7 +64,7 @@ struct PrintedRun<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum InputOf {
     /// Never: the code cannot read it, or the input was the code itself.
-    Nobody,
+    None,
     /// When the code requests it.
     Asking,
     FromTheStart,
@@ -84,83 +85,25 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Plan> {
     let file = args.file.clone().filter(|path| path != Path::new("-"));
     let is_notebook =
         file.as_ref().and_then(|path| path.extension()).is_some_and(|ending| ending == "ipynb");
-    if !is_notebook && (args.keep_going || args.save_as.is_some()) {
-        bail!("--keep-going and --save-as are for notebooks: files whose name ends in .ipynb");
+    check_notebook_flags(&args, is_notebook)?;
+    let given = code::read(args.code.as_deref(), args.file.as_deref(), args.lang)?;
+    let nothing = Code::cell(Language::Python, Vec::new(), true);
+    let mut run = Run::new(new_id(), nothing, spec_of(&args, settings)?);
+    if let (Some(path), false) = (&file, args.no_modules)
+        && (is_notebook || given.lang == Language::Python)
+    {
+        run.files = modules(path, &given.code)?;
     }
-    if is_notebook && !args.args.is_empty() {
-        bail!(
-            "a notebook takes no arguments; --env KEY=VALUE sets variables that its cells can read"
-        );
-    }
-    let GivenCode { code, lang, is_script } =
-        code::read(args.code.as_deref(), args.file.as_deref(), args.lang)?;
-    let notebook = match &file {
+    let (mut notebook, mut input) = (None, InputOf::None);
+    match &file {
         Some(path) if is_notebook => {
-            let read = Notebook::read(&code, args.lang);
-            Some(read.with_context(|| format!("`{}` cannot be run", path.display()))?)
+            let read = Notebook::read(&given.code, args.lang);
+            notebook = Some(read.with_context(|| format!("`{}` cannot be run", path.display()))?);
         }
-        _ => None,
-    };
-    let name = script_name(file.as_deref());
-    let mut run = Run::new(
-        new_id(),
-        Code::cell(Language::Python, Vec::new(), true),
-        spec_of(&args, settings)?,
-    );
-    let mut input = InputOf::Nobody;
-    match lang {
-        _ if is_notebook => {
-            if let (Some(path), false) = (&file, args.no_modules) {
-                run.files = modules(path, &code)?;
-            }
-        }
-        Language::Python => {
-            let argv0 = match (&file, &args.code) {
-                (Some(_), _) => name.clone(),
-                (None, Some(_)) => "-c".into(),
-                (None, None) => "-".into(),
-            };
-            let argv = std::iter::once(argv0).chain(args.args.iter().cloned()).collect();
-            let path = file.is_some().then(|| format!("{}/{name}", paths::SESSION));
-            run.script = Some(Script { path, argv });
-            if let Some(path) = &file {
-                if !args.no_modules {
-                    run.files = modules(path, &code)?;
-                }
-                run.files.push(BroughtFile { path: name.into_bytes(), content: path.clone() });
-            }
-            if args.code.is_some() || file.is_some() {
-                input = InputOf::Asking;
-            }
-            run.code = Code::cell(Language::Python, code, !is_script);
-        }
-        Language::Bash => {
-            let code = String::from_utf8(code)
-                .ok()
-                .filter(|text| !text.contains('\0'))
-                .context("a bash script must be text in UTF-8 without NUL bytes")?;
-            let first = if file.is_some() { name } else { "bash".into() };
-            let args_of_it = std::iter::once(first).chain(args.args.iter().cloned()).collect();
-            if args.code.is_some() || file.is_some() {
-                input = InputOf::FromTheStart;
-            }
-            run.code = Code::shell(code, args_of_it);
-        }
-        language => {
-            if !args.args.is_empty() {
-                bail!("arguments after -- are for Python and bash, and this is {language}");
-            }
-            run.code = Code::cell(language, code, !is_script);
-        }
+        _ => input = set_code(&mut run, given, &args, file.as_deref())?,
     }
-    run.stdin = input != InputOf::Nobody;
-    let policy = args.network.unwrap_or_else(|| settings.network.default.clone());
-    let network = settings.network.of_run()?;
-    if let Err(why) = network.check(&policy) {
-        bail!("--network: {why}");
-    }
-    run.spec.env = policy.environment().into_iter().chain(args.env).collect();
-    (run.policy, run.network) = (policy, network);
+    run.stdin = input != InputOf::None;
+    set_network(&mut run, args.network, args.env, settings)?;
     run.timeout_ms = args.timeout;
     let outputs = args.outputs.as_ref().unwrap_or(&settings.outputs_dir);
     run.outputs = std::path::absolute(outputs)
@@ -170,6 +113,80 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Plan> {
     }
     let (json, keep_going, save_as) = (args.json, args.keep_going, args.save_as);
     Ok(Plan { run, notebook, input, file, json, keep_going, save_as })
+}
+
+fn check_notebook_flags(args: &RunArgs, is_notebook: bool) -> Result<()> {
+    if !is_notebook && (args.keep_going || args.save_as.is_some()) {
+        bail!("--keep-going and --save-as are for notebooks: files whose name ends in .ipynb");
+    }
+    if is_notebook && !args.args.is_empty() {
+        bail!(
+            "a notebook takes no arguments; --env KEY=VALUE sets variables that its cells can read"
+        );
+    }
+    Ok(())
+}
+
+/// Sets the code of a run that is not a notebook. Returns when the code gets our standard input.
+fn set_code(
+    run: &mut Run,
+    given: GivenCode,
+    args: &RunArgs,
+    file: Option<&Path>,
+) -> Result<InputOf> {
+    let GivenCode { code, lang, is_script } = given;
+    let name = script_name(file);
+    let arguments = |first: String| std::iter::once(first).chain(args.args.iter().cloned());
+    // Otherwise the code came from there.
+    let input_is_free = args.code.is_some() || file.is_some();
+    match lang {
+        Language::Python => {
+            let argv0 = match (file, &args.code) {
+                (Some(_), _) => name.clone(),
+                (None, Some(_)) => "-c".into(),
+                (None, None) => "-".into(),
+            };
+            let path = file.map(|_| format!("{}/{name}", paths::SESSION));
+            run.script = Some(Script { path, argv: arguments(argv0).collect() });
+            if let Some(path) = file {
+                run.files.push(BroughtFile { path: name.into_bytes(), content: path.into() });
+            }
+            run.code = Code::cell(Language::Python, code, !is_script);
+            Ok(if input_is_free { InputOf::Asking } else { InputOf::None })
+        }
+        Language::Bash => {
+            let code = String::from_utf8(code)
+                .ok()
+                .filter(|text| !text.contains('\0'))
+                .context("a bash script must be text in UTF-8 without NUL bytes")?;
+            let first = if file.is_some() { name } else { "bash".into() };
+            run.code = Code::shell(code, arguments(first).collect());
+            Ok(if input_is_free { InputOf::FromTheStart } else { InputOf::None })
+        }
+        language => {
+            if !args.args.is_empty() {
+                bail!("arguments after -- are for Python and bash, and this is {language}");
+            }
+            run.code = Code::cell(language, code, !is_script);
+            Ok(InputOf::None)
+        }
+    }
+}
+
+fn set_network(
+    run: &mut Run,
+    asked: Option<Policy>,
+    env: Vec<(String, String)>,
+    settings: &Settings,
+) -> Result<()> {
+    let policy = asked.unwrap_or_else(|| settings.network.default.clone());
+    let network = settings.network.of_run()?;
+    if let Err(why) = network.check(&policy) {
+        bail!("--network: {why}");
+    }
+    run.spec.env = policy.environment().into_iter().chain(env).collect();
+    (run.policy, run.network) = (policy, network);
+    Ok(())
 }
 
 fn spec_of(args: &RunArgs, settings: &Settings) -> Result<SandboxSpec> {
@@ -240,7 +257,7 @@ async fn execute_code(
     let directory = run.outputs.join(&run.id);
     let (mut input, mut pieces) = Input::new();
     match input_of {
-        InputOf::Nobody => pieces = Input::none(),
+        InputOf::None => pieces = Input::none(),
         InputOf::Asking => {}
         InputOf::FromTheStart => input.begin_unasked(),
     }

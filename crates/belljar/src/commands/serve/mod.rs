@@ -47,6 +47,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
         guard: public::guard(&settings.server, &listener),
         public_url: public_url(settings, &listener),
         is_private: public::listens_privately(&listener),
+        node: None,
     };
     let (engine, app) = server::start(settings, setup).await?;
     // Before the server announces that it listens: a signal right after that must be handled.

@@ -10,7 +10,7 @@ use belljar_engine::datasets::source::Sources;
 use belljar_engine::network::Network;
 use belljar_engine::spec::{SessionSpec, Storage};
 use belljar_engine::workspaces::WorkspacesConfig;
-use belljar_engine::{EngineConfig, clock};
+use belljar_engine::{EngineConfig, NodeConfig, clock};
 use belljar_runtime::VolumeKind;
 use belljar_sys::procfs;
 
@@ -21,6 +21,7 @@ pub(crate) fn engine_config(
     image: String,
     dataset_sources: Arc<Sources>,
     network: Arc<Network>,
+    node: Option<NodeConfig>,
 ) -> EngineConfig {
     let server = &settings.server;
     EngineConfig {
@@ -57,6 +58,8 @@ pub(crate) fn engine_config(
         spill: server.spill,
         snapshots: server.snapshots.clone(),
         max_ttl_s: server.max_ttl_s,
+        node,
+        snapshot_every: None,
     }
 }
 

@@ -2,7 +2,9 @@
 //! gateway` uses the listener and the signals.
 
 mod config;
+pub(crate) mod health;
 pub(crate) mod public;
+pub(crate) mod shared_store;
 pub(crate) mod stop;
 
 use std::collections::BTreeMap;
@@ -11,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use belljar_api::{App, GuardConfig};
-use belljar_engine::Engine;
+use belljar_engine::{Engine, NodeConfig};
 use belljar_engine::audit::Audit;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::store::Store;
@@ -67,12 +69,14 @@ pub(crate) struct Setup {
     pub(crate) public_url: String,
     /// Only the user of this machine can use the server.
     pub(crate) is_private: bool,
+    /// For a node of a cluster.
+    pub(crate) node: Option<NodeConfig>,
 }
 
 /// Starts the engine, and makes the API for it.
 pub(crate) async fn start(settings: &Settings, setup: Setup) -> Result<(Arc<Engine>, Arc<App>)> {
     let server = &settings.server;
-    let Setup { store, keys, runtime, image, guard, public_url, is_private } = setup;
+    let Setup { store, keys, runtime, image, guard, public_url, is_private, node } = setup;
     let audit = Audit::open(&settings.state_dir.join("audit.log"), server.audit_code)
         .context("failed to open the audit log")?;
     let enforced = enforced(&runtime, settings).await?;
@@ -85,7 +89,7 @@ pub(crate) async fn start(settings: &Settings, setup: Setup) -> Result<(Arc<Engi
     let model = model.as_ref().filter(|_| is_private && keys.is_empty());
     let authority = settings.state_dir.join("network-authority.pem");
     let network = settings.network.of_server(authority, model)?;
-    let config = config::engine_config(settings, image, server.dataset_sources()?, network);
+    let config = config::engine_config(settings, image, server.dataset_sources()?, network, node);
     let engine = Engine::start(config, store, runtime, audit).await?;
     let max_body = usize::try_from(server.max_body).unwrap_or(usize::MAX);
     let app = App::new(Arc::clone(&engine), keys, guard, max_body, public_url);
