@@ -15,6 +15,7 @@ mod network;
 mod notebooks;
 mod operate;
 mod output;
+mod postgres;
 mod scripts;
 mod servers;
 mod sessions;

@@ -263,7 +263,9 @@ impl Keeper {
         let asking = async move {
             let Some(records) = store.cluster() else { return Answer::None };
             match duty {
-                Duty::Register => answer_of(records.register_node(node, length).await.map(|_| true)),
+                Duty::Register => {
+                    answer_of(records.register_node(node, length).await.map(|_| true))
+                }
                 _ => answer_of(renew(records, used, length).await),
             }
         };

@@ -232,7 +232,8 @@ struct Guard<'a> {
 
 impl Guard<'_> {
     fn pause(&self, now: Duration) -> Duration {
-        let left = self.deadline.filter(|_| !self.frozen).map(|deadline| deadline.saturating_sub(now));
+        let left =
+            self.deadline.filter(|_| !self.frozen).map(|deadline| deadline.saturating_sub(now));
         left.map_or(LONGEST_SLEEP, |left| left.min(LONGEST_SLEEP))
     }
 

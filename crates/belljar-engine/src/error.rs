@@ -81,6 +81,8 @@ pub enum EngineError {
     NotKept { session: String, reasons: Vec<String> },
     #[error("there is no checkpoint of execution `{0}` in this session")]
     NoCheckpoint(String),
+    #[error(transparent)]
+    FreezeAll(RuntimeError),
     #[error("failed to capture the kernel")]
     Freeze(#[source] RuntimeError),
     #[error("failed to restore the kernel")]

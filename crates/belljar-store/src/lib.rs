@@ -21,6 +21,7 @@ mod exec_request;
 mod execs;
 mod keys;
 mod lock;
+mod migrate;
 mod postgres;
 mod sessions;
 mod spec;
@@ -49,6 +50,7 @@ pub use execs::{
 };
 pub use keys::{KeyLimits, KeyRecords, KeyRow};
 pub use lock::StateLock;
+pub use migrate::{MigrateError, MigratedTable, MigrationSource, migrate};
 pub use postgres::{BadDatabaseUrl, DatabaseUrl, PostgresCatalog, PostgresStore};
 pub use sessions::{Phase, SessionFilter, SessionRecords, SessionRow};
 pub use spec::{Checkpoints, Datasets, SessionSpec, Storage};

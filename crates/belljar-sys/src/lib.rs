@@ -15,8 +15,8 @@
 //! * [`glob`] matches names, [`watch`] reports changes of files;
 //! * [`user_files`] handles files with the rights of the sandbox's user, [`file`] writes files durably,
 //!   [`file_lock`] locks them;
-//! * [`wake_class`] says on which machines a snapshot of a kernel can be restored;
-//! * [`boot_clock`] measures time for leases.
+//! * [`boot_clock`] measures time for leases;
+//! * [`wake_class`] says on which machines a snapshot of a kernel can be restored.
 
 pub mod apply;
 mod arch;

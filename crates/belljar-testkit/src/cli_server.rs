@@ -105,6 +105,11 @@ impl CliServer {
         eventually_blocking("the server answers", || self.call(["list"]).code == Some(0));
     }
 
+    /// Changes a setting of the server's next start, and of the commands from now on.
+    pub fn set_env(&mut self, name: &str, value: &str) {
+        self.context.set_env(name, value);
+    }
+
     /// The address of the server.
     pub fn url(&self) -> String {
         self.context.value("BELLJAR_URL")

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
 
+use crate::port::free_port;
 use crate::skip::is_root;
 
 /// Postgres refuses to run as root.
@@ -18,12 +19,18 @@ const USER: &str = "postgres";
 /// Nothing here must survive a power cut.
 const FAST: &str = "-c fsync=off -c full_page_writes=off -c shared_buffers=16MB";
 
+/// Makes the certificate and key of a server with TLS.
+const OPENSSL: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost \
+     -addext subjectAltName=DNS:localhost -addext basicConstraints=critical,CA:FALSE -keyout server.key -out server.crt";
+
 /// Waits until the test process ends for any reason, then stops the server and removes its files.
 const CLEAN_UP: &str = r#"cat >/dev/null; "$@" -m immediate stop; rm -rf "$DIRECTORY""#;
 
-/// A server on a UNIX socket. It is stopped and removed when this is dropped, or with the test process.
+/// A server on a UNIX socket, and on a port of 127.0.0.1 if it has TLS. It is stopped and removed when this is dropped, or with the test process.
 pub struct Postgres {
     directory: PathBuf,
+    /// The port for TLS; 0 without.
+    port: u16,
     /// The process that cleans up when its standard input is closed.
     cleaner: Child,
     databases: AtomicU32,
@@ -38,6 +45,15 @@ impl Postgres {
 
     /// A server of its own, for tests that stop it.
     pub fn start() -> Postgres {
+        Postgres::start_on(0)
+    }
+
+    /// A server that accepts TLS with the certificate of [`certificate`](Postgres::certificate), for `localhost`.
+    pub fn start_with_tls() -> Postgres {
+        Postgres::start_on(free_port())
+    }
+
+    fn start_on(port: u16) -> Postgres {
         let directory = tempfile::Builder::new().prefix("belljar-pg").tempdir();
         let directory = directory.map(TempDir::keep).expect("a directory");
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o711)).expect("permissions");
@@ -54,7 +70,10 @@ impl Postgres {
                 .args(["-A", "trust", "-U", USER, "--no-sync", "--no-instructions", "-D"])
                 .arg(&data),
         );
-        let server = Postgres { directory, cleaner, databases: AtomicU32::new(0) };
+        if port > 0 {
+            succeed(program("openssl").args(OPENSSL.split(' ')).current_dir(&data));
+        }
+        let server = Postgres { directory, port, cleaner, databases: AtomicU32::new(0) };
         server.resume();
         server
     }
@@ -68,9 +87,20 @@ impl Postgres {
 
     pub fn url(&self, database: &str) -> String {
         format!(
-            "postgres://{USER}@/{database}?host={}&sslmode=disable",
-            self.directory.to_str().expect("a path of text")
+            "postgres://{USER}@/{database}?host={}&port={}&sslmode=disable",
+            self.directory.to_str().expect("a path of text"),
+            if self.port > 0 { self.port } else { 5432 },
         )
+    }
+
+    /// The URL of a database with TLS, without parameters.
+    pub fn tls_url(&self, database: &str) -> String {
+        format!("postgres://{USER}:hunter2@localhost:{}/{database}", self.port)
+    }
+
+    /// The certificate of the server, in PEM.
+    pub fn certificate(&self) -> PathBuf {
+        self.directory.join("data/server.crt")
     }
 
     /// Runs SQL in the database of this URL or name, and returns the output of `psql`.
@@ -89,7 +119,11 @@ impl Postgres {
 
     /// Starts the server after [`stop`](Postgres::stop).
     pub fn resume(&self) {
-        let options = format!("-k {} -c listen_addresses= {FAST}", self.directory.display());
+        let mut options = format!("-k {} {FAST}", self.directory.display());
+        options += &match self.port {
+            0 => " -c listen_addresses=".to_owned(),
+            port => format!(" -c listen_addresses=127.0.0.1 -c port={port} -c ssl=on"),
+        };
         let log = self.directory.join("data/log");
         succeed(pg_ctl(&self.directory).arg("-l").arg(log).args(["-o", &options, "-w", "start"]));
     }
@@ -134,7 +168,7 @@ fn pg_ctl(directory: &Path) -> Command {
 
 /// A program of Postgres, as an unprivileged user.
 fn program(name: &str) -> Command {
-    let path = programs().join(name);
+    let path = if name == "openssl" { name.into() } else { programs().join(name) };
     let mut command = match is_root() {
         true => Command::new("setpriv"),
         false => Command::new(&path),

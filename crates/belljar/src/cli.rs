@@ -13,6 +13,7 @@ use crate::commands::guest::GuestArgs;
 use crate::commands::image::ImageArgs;
 use crate::commands::init::InitArgs;
 use crate::commands::key::KeyCommand;
+use crate::commands::migrate::MigrateArgs;
 use crate::commands::node::{LeaseWatchdogArgs, NodeArgs};
 use crate::commands::run::RunArgs;
 use crate::commands::serve::ServeArgs;
@@ -75,6 +76,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Print completions of commands and flags for your shell
     Completions(CompletionsArgs),
+    /// Move the records of this machine from SQLite files to a Postgres database
+    Migrate(MigrateArgs),
     /// Remove everything that Belljar stores on this machine
     Uninstall(UninstallArgs),
     /// Write the manual pages, for `make install`

@@ -7,8 +7,8 @@ use clap::CommandFactory as _;
 
 use crate::cli::{Cli, Command};
 use crate::commands::{
-    artifacts, bench, cluster_ca, completions, doctor, gateway, guest, image, init, key, node, run,
-    serve, session, setup, shell, spawner, status, uninstall, usage, view, volume,
+    artifacts, bench, cluster_ca, completions, doctor, gateway, guest, image, init, key, migrate,
+    node, run, serve, session, setup, shell, spawner, status, uninstall, usage, view, volume,
 };
 use crate::logging;
 use crate::settings::Settings;
@@ -80,6 +80,7 @@ fn carry_out(command: Command, flags: &[(&'static str, String)]) -> Result<ExitC
         Command::Setup(args) => setup::setup(&args, &settings),
         Command::Doctor(args) => doctor::doctor(&args, &settings),
         Command::Bench(args) => bench::bench(&args, &settings),
+        Command::Migrate(args) => migrate::migrate(&args, &settings),
         Command::Uninstall(args) => uninstall::uninstall(&args, &settings),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
         Command::Man(args) => completions::man(&args, Cli::command()),

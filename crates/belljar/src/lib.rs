@@ -10,6 +10,7 @@ mod dispatch;
 mod flags;
 pub mod home;
 mod logging;
+mod records;
 pub mod settings;
 mod table;
 

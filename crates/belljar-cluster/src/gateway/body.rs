@@ -21,7 +21,7 @@ const SMALL: u64 = 64 * 1024;
 const UNITS: u32 = 4096;
 
 #[derive(Debug)]
-pub struct Buffers {
+pub(super) struct Buffers {
     units: Arc<Semaphore>,
     max_body: usize,
     /// Time limit for reading one body.
@@ -30,12 +30,15 @@ pub struct Buffers {
 
 impl Buffers {
     #[must_use]
-    pub fn new(max_body: usize, stall: Duration) -> Buffers {
+    pub(super) fn new(max_body: usize, stall: Duration) -> Buffers {
         Buffers { units: Arc::new(Semaphore::new(UNITS as usize)), max_body, stall }
     }
 
     /// Keeps the body if it is small.
-    pub async fn keep_small(&self, body: Body) -> Result<(Payload, Option<Permit>), ApiError> {
+    pub(super) async fn keep_small(
+        &self,
+        body: Body,
+    ) -> Result<(Payload, Option<Permit>), ApiError> {
         match body.size_hint().exact() {
             Some(size) if size <= SMALL => {
                 let (payload, permit) = self.keep(body).await?;
@@ -46,7 +49,7 @@ impl Buffers {
     }
 
     /// Keeps the whole body. The permit is for its memory.
-    pub async fn keep(&self, body: Body) -> Result<(Payload, Permit), ApiError> {
+    pub(super) async fn keep(&self, body: Body) -> Result<(Payload, Permit), ApiError> {
         let too_large = || input_too_large(self.max_body);
         let limit = u64::try_from(self.max_body).unwrap_or(u64::MAX);
         let size = body.size_hint().exact().unwrap_or(limit);
@@ -76,4 +79,4 @@ impl Buffers {
 
 /// Memory for a kept body; returned when dropped.
 #[derive(Debug)]
-pub struct Permit(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
+pub(super) struct Permit(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);

@@ -33,11 +33,11 @@ const IDLE_LIMIT: Duration = Duration::from_secs(15);
 /// The most unused connections to one node.
 const MAX_IDLE: usize = 256;
 
-pub type NodeClient = Client<NodeConnector, Body>;
+pub(super) type NodeClient = Client<NodeConnector, Body>;
 
 /// A client for each node.
 #[derive(Debug)]
-pub struct Clients {
+pub(super) struct Clients {
     tls: Arc<ClientConfig>,
     /// By id and address: a node that starts again elsewhere gets new connections.
     clients: Mutex<HashMap<(String, String), NodeClient>>,
@@ -45,13 +45,13 @@ pub struct Clients {
 
 impl Clients {
     #[must_use]
-    pub fn new(tls: Arc<ClientConfig>) -> Clients {
+    pub(super) fn new(tls: Arc<ClientConfig>) -> Clients {
         Clients { tls, clients: Mutex::default() }
     }
 
     /// The client of a node; `None` if its id cannot be in a certificate.
     #[must_use]
-    pub fn of(&self, id: &str, address: &str) -> Option<NodeClient> {
+    pub(super) fn of(&self, id: &str, address: &str) -> Option<NodeClient> {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (id.to_owned(), address.to_owned());
         if let Some(client) = clients.get(&key) {
@@ -76,7 +76,7 @@ impl Clients {
 
 /// Connects to one node, whatever the URI says.
 #[derive(Clone)]
-pub struct NodeConnector {
+pub(super) struct NodeConnector {
     address: Arc<str>,
     name: ServerName<'static>,
     tls: TlsConnector,
@@ -114,7 +114,7 @@ impl Service<Uri> for NodeConnector {
 
 /// A connection to a node.
 #[derive(Debug)]
-pub struct NodeStream(TlsStream<TcpStream>);
+pub(super) struct NodeStream(TlsStream<TcpStream>);
 
 impl Connection for NodeStream {
     fn connected(&self) -> Connected {

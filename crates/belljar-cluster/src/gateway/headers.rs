@@ -23,7 +23,7 @@ const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
 /// The protocol that the client wants to change to, if it asks for that.
 #[must_use]
-pub fn wanted_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+pub(super) fn wanted_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let mut named = headers.get_all(header::CONNECTION).into_iter();
     let is_asked = named.any(|value| {
         let mut words = value.to_str().unwrap_or_default().split(',');
@@ -33,7 +33,7 @@ pub fn wanted_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
 }
 
 /// Removes the headers that are only between two neighbours.
-pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
+pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
         .into_iter()
@@ -47,13 +47,13 @@ pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
 }
 
 /// Asks the node for the same change of protocol.
-pub fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
+pub(super) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(header::UPGRADE, protocol);
 }
 
 /// Says who the client is. A proxy in front of the gateway may have said it already.
-pub fn add_forwarded(headers: &mut HeaderMap, peer: Option<Peer>) {
+pub(super) fn add_forwarded(headers: &mut HeaderMap, peer: Option<Peer>) {
     if let Some(peer) = peer {
         let address = peer.address.ip().to_string();
         let before: Vec<&str> = headers
@@ -120,6 +120,9 @@ mod tests {
         assert_eq!(passing["x-forwarded-host"], "jar.example");
         let mut behind = headers(&[("x-forwarded-proto", "https"), ("x-forwarded-host", "a")]);
         add_forwarded(&mut behind, None);
-        assert_eq!((&behind["x-forwarded-proto"], &behind["x-forwarded-host"]), (&"https".parse().unwrap(), &"a".parse().unwrap()));
+        assert_eq!(
+            (&behind["x-forwarded-proto"], &behind["x-forwarded-host"]),
+            (&"https".parse().unwrap(), &"a".parse().unwrap())
+        );
     }
 }

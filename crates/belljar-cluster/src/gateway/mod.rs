@@ -31,9 +31,9 @@ use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Uri};
 use axum::response::{IntoResponse as _, Response};
+use belljar_api::cors;
 use belljar_api::error::ApiError;
 use belljar_api::guard::{self, GuardConfig, Identity};
-use belljar_api::cors;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::store::{ClusterRecords, Store, StoreError};
 use belljar_engine::{Principal, in_full};
@@ -145,11 +145,7 @@ impl Gateway {
         self.store.cluster().ok_or_else(|| unavailable("the store has no records of nodes"))
     }
 
-    async fn admit(
-        &self,
-        uri: &Uri,
-        headers: &HeaderMap,
-    ) -> Result<Option<Principal>, ApiError> {
+    async fn admit(&self, uri: &Uri, headers: &HeaderMap) -> Result<Option<Principal>, ApiError> {
         let principal = match guard::identify(&self.guard, &self.keys, uri, headers).await? {
             Identity::Open(principal) => return Ok(Some(principal)),
             // The node that issued the ticket checks it.

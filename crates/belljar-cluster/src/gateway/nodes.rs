@@ -19,7 +19,7 @@ const MAX_ROUTES: usize = 100_000;
 
 /// The nodes, read each second. While the database cannot be reached, the last list is kept.
 #[derive(Debug)]
-pub struct Nodes {
+pub(super) struct Nodes {
     list: watch::Sender<Arc<Vec<NodeRow>>>,
     /// The nodes that are neither lost nor gone. Changes only when a node comes or goes, so waiting for it is cheap. An
     /// expired lease does not count: after an outage of the database, all of them are expired until they are renewed.
@@ -34,24 +34,24 @@ impl Default for Nodes {
 
 impl Nodes {
     #[must_use]
-    pub fn list(&self) -> Arc<Vec<NodeRow>> {
+    pub(super) fn list(&self) -> Arc<Vec<NodeRow>> {
         Arc::clone(&self.list.borrow())
     }
 
     #[must_use]
-    pub fn find(&self, id: &str) -> Option<NodeRow> {
+    pub(super) fn find(&self, id: &str) -> Option<NodeRow> {
         self.list.borrow().iter().find(|node| node.id == id).cloned()
     }
 
     /// How many nodes are neither lost nor gone.
     #[must_use]
-    pub fn alive(&self) -> usize {
+    pub(super) fn alive(&self) -> usize {
         self.alive.borrow().len()
     }
 
     /// Resolves when the node was found to be lost: no answer of it is to be waited for. A node that is not in the list
     /// yet has registered a moment ago.
-    pub async fn lost(&self, id: &str) {
+    pub(super) async fn lost(&self, id: &str) {
         let mut alive = self.alive.subscribe();
         let mut was_seen = false;
         let is_lost = |alive: &BTreeSet<String>| {
@@ -65,7 +65,7 @@ impl Nodes {
         }
     }
 
-    pub fn set(&self, rows: Vec<NodeRow>) {
+    pub(super) fn set(&self, rows: Vec<NodeRow>) {
         let alive = rows.iter().filter(|node| !placement::has_ended(node));
         let alive: BTreeSet<String> = alive.map(|node| node.id.clone()).collect();
         self.list.send_replace(Arc::new(rows));
@@ -79,7 +79,7 @@ impl Nodes {
     }
 
     /// Reads the nodes once. Returns whether that succeeded.
-    pub async fn read(&self, store: &dyn Store) -> bool {
+    pub(super) async fn read(&self, store: &dyn Store) -> bool {
         let Some(records) = store.cluster() else { return false };
         match records.nodes().await {
             Ok(rows) => {
@@ -96,16 +96,16 @@ impl Nodes {
 
 /// Which node owns which session, as last seen. An entry may be out of date: the node answers 421 then.
 #[derive(Debug, Default)]
-pub struct Routes(Mutex<HashMap<String, String>>);
+pub(super) struct Routes(Mutex<HashMap<String, String>>);
 
 impl Routes {
     /// The id of the node that owned the session.
     #[must_use]
-    pub fn find(&self, session: &str) -> Option<String> {
+    pub(super) fn find(&self, session: &str) -> Option<String> {
         self.lock().get(session).cloned()
     }
 
-    pub fn set(&self, session: &str, node: &str) {
+    pub(super) fn set(&self, session: &str, node: &str) {
         let mut routes = self.lock();
         if routes.len() >= MAX_ROUTES {
             routes.clear();
@@ -113,7 +113,7 @@ impl Routes {
         routes.insert(session.to_owned(), node.to_owned());
     }
 
-    pub fn forget(&self, session: &str) {
+    pub(super) fn forget(&self, session: &str) {
         self.lock().remove(session);
     }
 
@@ -123,7 +123,7 @@ impl Routes {
 }
 
 /// Reads the nodes and takes over expired leases, each second, for as long as the gateway runs.
-pub async fn watch_nodes(store: Arc<dyn Store>, nodes: Arc<Nodes>, routes: Arc<Routes>) {
+pub(super) async fn watch_nodes(store: Arc<dyn Store>, nodes: Arc<Nodes>, routes: Arc<Routes>) {
     loop {
         tokio::time::sleep(PACE).await;
         let Some(records) = store.cluster() else { return };

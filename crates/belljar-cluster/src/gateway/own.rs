@@ -33,9 +33,8 @@ impl Gateway {
                 let text = self.metrics.render(&self.nodes.list());
                 ([(header::CONTENT_TYPE, kind)], text).into_response()
             }
-            Own::Document => {
-                ([(header::CONTENT_TYPE, "application/json")], self.document.clone()).into_response()
-            }
+            Own::Document => ([(header::CONTENT_TYPE, "application/json")], self.document.clone())
+                .into_response(),
         }
     }
 

@@ -4,24 +4,24 @@ use belljar_engine::store::{NodeRow, NodeState};
 
 /// From how many random nodes the one with the most room is chosen. Always choosing the emptiest of all would send it the
 /// requests of all gateways at once.
-pub const CANDIDATES: usize = 3;
+pub(super) const CANDIDATES: usize = 3;
 
 /// Above this share of reserved memory, a hinted node is not preferred any more.
 const HINT_LIMIT: f64 = 0.9;
 
 /// What a session needs of its node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wish {
+pub(super) struct Wish {
     /// The only node that can have it.
-    pub pinned: Option<String>,
+    pub(super) pinned: Option<String>,
     /// Its snapshot can be restored completely on nodes of this class.
-    pub class: Option<String>,
+    pub(super) class: Option<String>,
     /// The node that probably still has its files.
-    pub hint: Option<String>,
+    pub(super) hint: Option<String>,
 }
 
 /// The nodes to try, the best first. `random` returns a number below its argument.
-pub fn candidates<'a>(
+pub(super) fn candidates<'a>(
     nodes: &'a [NodeRow],
     wish: &Wish,
     mut random: impl FnMut(usize) -> usize,
@@ -50,13 +50,13 @@ pub fn candidates<'a>(
 
 /// Whether the node can answer requests.
 #[must_use]
-pub fn is_alive(node: &NodeRow) -> bool {
+pub(super) fn is_alive(node: &NodeRow) -> bool {
     !has_ended(node) && node.lease_left_ms > 0
 }
 
 /// Whether the node is lost or gone, so that it will not answer any more.
 #[must_use]
-pub fn has_ended(node: &NodeRow) -> bool {
+pub(super) fn has_ended(node: &NodeRow) -> bool {
     matches!(node.state, NodeState::Lost | NodeState::Gone)
 }
 
@@ -66,7 +66,7 @@ fn accepts_sessions(node: &NodeRow) -> bool {
 
 /// The share of the node's memory that is reserved. A node without a memory limit counts its sessions instead.
 #[must_use]
-pub fn reserved(node: &NodeRow) -> f64 {
+pub(super) fn reserved(node: &NodeRow) -> f64 {
     let share = |used: u64, capacity: u64| {
         #[expect(clippy::cast_precision_loss, reason = "a share needs no exact numbers")]
         let share = used as f64 / capacity as f64;

@@ -25,14 +25,14 @@ const NODE: HeaderName = HeaderName::from_static("belljar-node");
 
 /// A node and its address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeAddress {
-    pub id: String,
-    pub address: String,
+pub(super) struct NodeAddress {
+    pub(super) id: String,
+    pub(super) address: String,
 }
 
 /// Why a node gave no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum ProxyError {
+pub(super) enum ProxyError {
     /// Nothing was sent, so the request had no effect.
     #[error("failed to connect to node {node}")]
     Unreachable {
@@ -57,7 +57,7 @@ pub enum ProxyError {
 
 /// A request on its way to a node.
 #[derive(Debug)]
-pub struct Outgoing {
+pub(super) struct Outgoing {
     method: Method,
     /// Path and query, as the client wrote them.
     path: String,
@@ -68,7 +68,7 @@ pub struct Outgoing {
 }
 
 #[derive(Debug)]
-pub enum Payload {
+pub(super) enum Payload {
     /// Can be sent again.
     Kept(Bytes),
     /// Can be sent once.
@@ -78,7 +78,7 @@ pub enum Payload {
 impl Outgoing {
     /// Takes a request apart. Returns its body too, of which the caller decides whether it is kept.
     #[must_use]
-    pub fn new(request: Request) -> (Outgoing, Body) {
+    pub(super) fn new(request: Request) -> (Outgoing, Body) {
         let (mut parts, body) = request.into_parts();
         let path = parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let wanted = headers::wanted_upgrade(&parts.headers);
@@ -95,14 +95,14 @@ impl Outgoing {
     }
 
     #[must_use]
-    pub fn with(mut self, body: Payload) -> Outgoing {
+    pub(super) fn with(mut self, body: Payload) -> Outgoing {
         self.body = body;
         self
     }
 
     /// Whether it can be sent to a second node.
     #[must_use]
-    pub fn is_kept(&self) -> bool {
+    pub(super) fn is_kept(&self) -> bool {
         matches!(self.body, Payload::Kept(_))
     }
 
@@ -125,7 +125,7 @@ impl Outgoing {
 }
 
 /// Sends the request to a node and returns the answer, whose body is still to be read.
-pub async fn send(
+pub(super) async fn send(
     clients: &Clients,
     nodes: &Arc<Nodes>,
     node: &NodeAddress,
@@ -150,7 +150,7 @@ pub async fn send(
 }
 
 /// The node's answer for the client.
-pub fn answer(
+pub(super) fn answer(
     mut answer: Response<Incoming>,
     nodes: &Arc<Nodes>,
     node: &NodeAddress,

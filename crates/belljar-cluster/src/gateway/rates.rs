@@ -23,13 +23,13 @@ const MAX_KEYS: usize = 10_000;
 
 /// What a key may still use, in the database.
 #[async_trait]
-pub trait Budget: Sync {
+pub(super) trait Budget: Sync {
     /// Takes a number of requests of a window, if the limit allows that.
     async fn spend(&self, window: i64, amount: u32) -> Result<bool, StoreError>;
 }
 
 #[derive(Debug, Default)]
-pub struct Rates {
+pub(super) struct Rates {
     keys: Mutex<HashMap<String, Arc<tokio::sync::Mutex<Counted>>>>,
 }
 
@@ -44,7 +44,7 @@ struct Counted {
 
 impl Rates {
     /// Counts one request, or returns how many seconds to wait. `since_1970` is the present time.
-    pub async fn take(
+    pub(super) async fn take(
         &self,
         key: &str,
         per_minute: u32,

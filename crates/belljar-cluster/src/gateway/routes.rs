@@ -4,7 +4,7 @@ use axum::http::Method;
 
 /// Where a request goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub(super) enum Target {
     /// To the node that owns this session.
     Session(String),
     /// To the owner of the session that the JSON body names in `session_id`.
@@ -20,7 +20,7 @@ pub enum Target {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Own {
+pub(super) enum Own {
     Health,
     Ready,
     Metrics,
@@ -28,7 +28,7 @@ pub enum Own {
 }
 
 #[must_use]
-pub fn target(method: &Method, path: &str) -> Target {
+pub(super) fn target(method: &Method, path: &str) -> Target {
     let is_post = method == Method::POST;
     match path {
         "/healthz" => Target::Own(Own::Health),

@@ -120,9 +120,7 @@ impl Gateway {
                 Ok(proxy::answer(answer, &self.nodes, &node, outgoing))
             }
             // It has ended, or does not exist: every node has its records.
-            None | Some(Route { ended: true, .. }) => {
-                self.to_any(outgoing, &Wish::default()).await
-            }
+            None | Some(Route { ended: true, .. }) => self.to_any(outgoing, &Wish::default()).await,
             Some(route) => self.wake(id, route, outgoing).await,
         }
     }
@@ -136,11 +134,8 @@ impl Gateway {
     ) -> Result<Response, ApiError> {
         let snapshot = self.records()?.snapshot_of(id).await.map_err(|e| no_database(&e))?;
         let of_snapshot = |name: &str| Some(snapshot.as_ref()?.get(name)?.as_str()?.to_owned());
-        let wish = Wish {
-            pinned: route.pinned,
-            class: of_snapshot("class"),
-            hint: of_snapshot("node"),
-        };
+        let wish =
+            Wish { pinned: route.pinned, class: of_snapshot("class"), hint: of_snapshot("node") };
         if wish.pinned.is_some() && self.choose(&wish).is_empty() {
             let message = "the node with the files of this session cannot be reached";
             return Err(no_node(message));

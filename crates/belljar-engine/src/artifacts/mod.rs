@@ -41,7 +41,7 @@ pub use mime::is_active;
 pub use promote::{ArtifactLimits, promote};
 pub use store::{ArtifactLink, ArtifactStore, ArtifactStoreConfig};
 pub use tokens::Method;
-pub use verify::{Lost, Verified, verify};
+pub use verify::{Lost, Verified, verify, verify_catalog};
 
 use crate::error::{EngineError, in_full};
 pub use crate::store::{ArtifactFilter, ArtifactQuota, ArtifactQuotas, ArtifactRow, Digest};

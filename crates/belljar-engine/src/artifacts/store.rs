@@ -33,6 +33,8 @@ pub struct ArtifactStoreConfig {
     /// S3, if the content is there.
     pub objects: Option<ObjectsConfig>,
     pub database: PathBuf,
+    /// The catalog; `None` means the SQLite file `database`.
+    pub catalog: Option<Arc<dyn ArtifactCatalog>>,
     pub key_file: PathBuf,
     /// The directories of sessions on disk, and of runs.
     pub sessions_root: PathBuf,
@@ -88,7 +90,10 @@ impl ArtifactStore {
             move |cause| EngineError::Directory { path, cause }
         };
         let catalog_claim = CatalogClaim::take(&config.database).map_err(at(&config.database))?;
-        let catalog = Arc::new(SqliteCatalog::open(&config.database)?);
+        let catalog: Arc<dyn ArtifactCatalog> = match &config.catalog {
+            Some(catalog) => Arc::clone(catalog),
+            None => Arc::new(SqliteCatalog::open(&config.database)?),
+        };
         let claim = make_root(&config.blobs_dir)
             .and_then(|root| StoreClaim::take(&root, &config.database))
             .map_err(at(&config.blobs_dir))?;

@@ -45,6 +45,15 @@ pub async fn verify(
     progress: impl FnMut(&Verified) + Send + 'static,
 ) -> Result<Verified, EngineError> {
     let Some(catalog) = open(database.to_owned()).await? else { return Ok(Verified::default()) };
+    verify_catalog(&catalog, blobs_dir, progress).await
+}
+
+/// The same for a catalog that is not a SQLite file.
+pub async fn verify_catalog(
+    catalog: &dyn ArtifactCatalog,
+    blobs_dir: &Path,
+    progress: impl FnMut(&Verified) + Send + 'static,
+) -> Result<Verified, EngineError> {
     let mut wanted = Wanted::new();
     for row in catalog.all().await? {
         wanted.entry((TenantDir::of(&row.tenant), row.sha256)).or_default().push(row);

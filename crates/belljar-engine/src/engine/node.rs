@@ -49,7 +49,7 @@ impl Engine {
         if !frozen && switched.is_ok() {
             self.state.availability.set_frozen(false);
         }
-        switched.map_err(EngineError::Freeze)
+        switched.map_err(EngineError::FreezeAll)
     }
 
     /// The lease of this node is lost: all its sandboxes are killed and its sessions dropped, without a write. Returns

@@ -60,7 +60,7 @@ const RENEW: &str = concat!(
 /// and after this process could not reach it, which was $2 milliseconds ago.
 const EXPIRE: &str = "UPDATE nodes SET state = 'lost'
      WHERE state IN ('ready', 'draining')
-       AND lease_until < now() - $1 * interval '1 millisecond'
+       AND lease_until < now() - $1::bigint * interval '1 millisecond'
        AND pg_postmaster_start_time() < now() - lease_ms * interval '1 millisecond'
        AND ($2::bigint IS NULL OR lease_ms < $2)
      RETURNING id";

@@ -14,6 +14,7 @@ mod keys;
 mod pool;
 mod schema;
 mod sessions;
+mod target;
 mod url;
 mod usage;
 mod volumes;
@@ -29,6 +30,7 @@ use serde::de::DeserializeOwned;
 pub use artifacts::PostgresCatalog;
 use finish::Finisher;
 use pool::{Failed, Pool, Side, Work};
+pub(crate) use target::{Target, spec_columns};
 pub use url::{BadDatabaseUrl, DatabaseUrl};
 use volumes::RunVolumes;
 
@@ -133,7 +135,6 @@ impl Store for PostgresStore {
         self.pool.close().await;
     }
 }
-
 
 fn to_json(value: &impl Serialize) -> Result<String, Failed> {
     serde_json::to_string(value).map_err(|error| Failed::Value(error.to_string()))

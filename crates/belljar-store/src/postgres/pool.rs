@@ -189,6 +189,11 @@ impl Connection {
         Ok(self.client.query(&statement, parameters).await?)
     }
 
+    /// A statement that is not kept, because it is valid only in this transaction.
+    pub(super) async fn query_uncached(&mut self, sql: &str) -> Result<Vec<Row>, Failed> {
+        Ok(self.client.query(sql, &[]).await?)
+    }
+
     /// The first row.
     pub(super) async fn query_opt(
         &mut self,

@@ -25,7 +25,7 @@ fn row(number: u64, tenant: &str, session: &str, exec: &str) -> ArtifactRow {
 }
 
 pub(crate) async fn totals_follow_the_rows_and_duplicates_count_once(backend: &impl Backend) {
-    let catalog = backend.catalog();
+    let catalog = backend.catalog().await;
     let rows = vec![row(1, "a", "s", "x"), row(2, "a", "s", "y"), row(4, "a", "t", "x")];
     catalog.add(rows.clone(), QUOTAS).await.unwrap();
     let again = rows.into_iter().map(|row| ArtifactRow { id: format!("{}_", row.id), ..row });
@@ -47,7 +47,7 @@ pub(crate) async fn totals_follow_the_rows_and_duplicates_count_once(backend: &i
 }
 
 pub(crate) async fn quotas_refuse_new_artifacts_only(backend: &impl Backend) {
-    let catalog = backend.catalog();
+    let catalog = backend.catalog().await;
     let most = |count, bytes| ArtifactQuota { count, bytes };
     let quotas = ArtifactQuotas { session: most(2, 100), tenant: most(100, 10), ..QUOTAS };
     let rows = [(1, "s"), (2, "s"), (3, "s"), (8, "t"), (4, "t")];
@@ -68,7 +68,7 @@ pub(crate) async fn quotas_refuse_new_artifacts_only(backend: &impl Backend) {
 }
 
 pub(crate) async fn pages_go_from_the_newest_to_the_oldest(backend: &impl Backend) {
-    let catalog = backend.catalog();
+    let catalog = backend.catalog().await;
     let rows = (1..=5).map(|number| row(number, "a", "s", "x")).collect();
     catalog.add(rows, QUOTAS).await.unwrap();
     let mut filter = ArtifactFilter { tenant: "a".into(), limit: 2, ..Default::default() };
@@ -87,7 +87,7 @@ pub(crate) async fn pages_go_from_the_newest_to_the_oldest(backend: &impl Backen
 }
 
 pub(crate) async fn contents_in_use_are_known(backend: &impl Backend) {
-    let catalog = backend.catalog();
+    let catalog = backend.catalog().await;
     let first = row(1, "a", "s", "x");
     let twin = ArtifactRow { id: "art_2".into(), exec: "y".into(), ..first.clone() };
     let newer = ArtifactRow { path: first.path.clone(), ..row(3, "a", "s", "z") };
@@ -100,5 +100,5 @@ pub(crate) async fn contents_in_use_are_known(backend: &impl Backend) {
     let gone = catalog.remove("a", &newer.id).await.unwrap().unwrap();
     assert_eq!(catalog.have_twins(vec![removed, gone]).await.unwrap(), [true, false]);
     catalog.close().await;
-    assert_eq!(backend.catalog().all().await.unwrap(), [twin]);
+    assert_eq!(backend.catalog().await.all().await.unwrap(), [twin]);
 }

@@ -3,6 +3,7 @@
 use belljar_store::{DatasetRow, DatasetStatus, Digest};
 
 use crate::Backend;
+use crate::sessions::{put, session};
 
 fn dataset(name: &str, status: DatasetStatus, updated_ms: i64) -> DatasetRow {
     DatasetRow {
@@ -18,7 +19,8 @@ fn dataset(name: &str, status: DatasetStatus, updated_ms: i64) -> DatasetRow {
 }
 
 pub(crate) async fn datasets_are_replaced_found_and_removed(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
+    put(&*store, session("s", 1)).await;
     let (a, b) = (dataset("a", DatasetStatus::Loaded, 3), dataset("b", DatasetStatus::Loaded, 2));
     for row in [&b, &dataset("a", DatasetStatus::Pending, 1), &a] {
         store.put_dataset(row.clone()).await.unwrap();
@@ -32,7 +34,8 @@ pub(crate) async fn datasets_are_replaced_found_and_removed(backend: &impl Backe
 }
 
 pub(crate) async fn pending_datasets_fail_with_their_server(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
+    put(&*store, session("s", 1)).await;
     let loaded = dataset("a", DatasetStatus::Loaded, 1);
     let pending = dataset("b", DatasetStatus::Pending, 1);
     store.put_dataset(loaded.clone()).await.unwrap();

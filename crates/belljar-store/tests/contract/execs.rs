@@ -48,7 +48,9 @@ async fn numbers(store: &dyn Store, filter: ExecFilter) -> (Vec<u64>, bool) {
 }
 
 pub(crate) async fn an_execution_is_accepted_once(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
+    put(&*store, session("s", 1)).await;
+    put(&*store, session("other", 1)).await;
     assert!(store.accept_exec(exec("s", "x", 1)).await.unwrap());
     assert!(!store.accept_exec(exec("s", "x", 2)).await.unwrap());
     assert!(store.accept_exec(exec("other", "x", 1)).await.unwrap());
@@ -62,7 +64,7 @@ pub(crate) async fn an_execution_is_accepted_once(backend: &impl Backend) {
 pub(crate) async fn the_end_of_an_execution_is_stored_and_extends_its_session(
     backend: &impl Backend,
 ) {
-    let store = backend.store();
+    let store = backend.store().await;
     put(&*store, session("s", 1)).await;
     add(&*store, 1..=2).await;
     let finished = FinishedExec {
@@ -86,7 +88,8 @@ pub(crate) async fn the_end_of_an_execution_is_stored_and_extends_its_session(
 }
 
 pub(crate) async fn pages_go_in_both_directions(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
+    put(&*store, session("s", 1)).await;
     add(&*store, 1..=5).await;
     finish(&*store, 2, Vec::new()).await;
     let page = |newest_first, beyond| ExecFilter { newest_first, beyond, limit: 2, ..OLDEST };
@@ -102,7 +105,8 @@ pub(crate) async fn pages_go_in_both_directions(backend: &impl Backend) {
 
 /// Each execution has 5 MiB, and a page ends after 8 MiB.
 pub(crate) async fn a_page_of_large_executions_ends_early(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
+    put(&*store, session("s", 1)).await;
     add(&*store, 1..=3).await;
     for number in 1..=3 {
         finish(&*store, number, vec![0; 5 << 20]).await;
@@ -114,7 +118,8 @@ pub(crate) async fn a_page_of_large_executions_ends_early(backend: &impl Backend
 
 /// The oldest executions are deleted after every 50th one, by number and by size.
 pub(crate) async fn old_executions_are_pruned(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
+    put(&*store, session("s", 1)).await;
     add(&*store, 1..=150).await;
     for number in 1..=150 {
         finish(&*store, number, Vec::new()).await;

@@ -17,7 +17,7 @@ fn key(id: &str, created_ms: i64) -> KeyRow {
 }
 
 pub(crate) async fn a_key_is_revoked_once(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
     store.put_key(key("key_2", 2)).await.unwrap();
     store.put_key(key("key_1", 1)).await.unwrap();
     assert!(store.revoke_key("key_1", 9).await.unwrap());
@@ -30,7 +30,7 @@ pub(crate) async fn a_key_is_revoked_once(backend: &impl Backend) {
 }
 
 pub(crate) async fn keys_are_forgotten_when_none_is_valid(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
     store.put_key(key("key_1", 1)).await.unwrap();
     store.put_key(key("key_2", 2)).await.unwrap();
     store.revoke_key("key_1", 3).await.unwrap();
@@ -41,7 +41,7 @@ pub(crate) async fn keys_are_forgotten_when_none_is_valid(backend: &impl Backend
 }
 
 pub(crate) async fn writes_of_others_change_the_version(backend: &impl Backend) {
-    let (store, other) = (backend.store(), backend.store());
+    let (store, other) = (backend.store().await, backend.store().await);
     let before = store.data_version().await.unwrap();
     for _ in 0..20 {
         assert_eq!(store.data_version().await.unwrap(), before);

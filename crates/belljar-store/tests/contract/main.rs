@@ -13,14 +13,21 @@ mod usage;
 mod volumes;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use belljar_store::{ArtifactCatalog, SqliteCatalog, SqliteStore, Store};
+use async_trait::async_trait;
+use belljar_store::{
+    ArtifactCatalog, ClusterRecords, DatabaseUrl, NewNode, NodeLoad, PostgresCatalog,
+    PostgresStore, SqliteCatalog, SqliteStore, Store,
+};
+use belljar_testkit::postgres::Postgres;
 
 /// An empty set of records for one test, which may open it several times.
-pub trait Backend {
+#[async_trait]
+pub trait Backend: Sync {
     fn new() -> Self;
-    fn store(&self) -> Arc<dyn Store>;
-    fn catalog(&self) -> Arc<dyn ArtifactCatalog>;
+    async fn store(&self) -> Arc<dyn Store>;
+    async fn catalog(&self) -> Arc<dyn ArtifactCatalog>;
 }
 
 macro_rules! contract {
@@ -67,21 +74,51 @@ macro_rules! contract {
 }
 
 contract!(sqlite, crate::SqliteFiles);
+contract!(postgres, crate::PostgresDatabase);
 
 struct SqliteFiles {
     directory: tempfile::TempDir,
 }
 
+#[async_trait]
 impl Backend for SqliteFiles {
     fn new() -> SqliteFiles {
         SqliteFiles { directory: tempfile::tempdir().unwrap() }
     }
 
-    fn store(&self) -> Arc<dyn Store> {
+    async fn store(&self) -> Arc<dyn Store> {
         Arc::new(SqliteStore::open(&self.directory.path().join("belljar.db")).unwrap())
     }
 
-    fn catalog(&self) -> Arc<dyn ArtifactCatalog> {
+    async fn catalog(&self) -> Arc<dyn ArtifactCatalog> {
         Arc::new(SqliteCatalog::open(&self.directory.path().join("artifacts.db")).unwrap())
+    }
+}
+
+struct PostgresDatabase {
+    url: DatabaseUrl,
+}
+
+#[async_trait]
+impl Backend for PostgresDatabase {
+    fn new() -> PostgresDatabase {
+        PostgresDatabase { url: DatabaseUrl::parse(&Postgres::shared().database()).unwrap() }
+    }
+
+    /// The store of a single server.
+    async fn store(&self) -> Arc<dyn Store> {
+        let store = PostgresStore::open(&self.url, "node").await.unwrap();
+        let node = NewNode {
+            id: "node".into(),
+            address: "127.0.0.1:1".into(),
+            class: "any".into(),
+            capacity: NodeLoad::default(),
+        };
+        store.register_node(node, Duration::MAX).await.unwrap();
+        Arc::new(store)
+    }
+
+    async fn catalog(&self) -> Arc<dyn ArtifactCatalog> {
+        Arc::new(PostgresCatalog::open(&self.url).await.unwrap())
     }
 }

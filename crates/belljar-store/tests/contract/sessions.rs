@@ -71,7 +71,7 @@ fn ids(rows: &[SessionRow]) -> Vec<&str> {
 }
 
 pub(crate) async fn a_session_is_read_as_it_was_stored(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
     assert!(store.session("ses_1").await.unwrap().is_none());
     let row = SessionRow { key: Some("k".into()), handle: Some(handle()), ..session("ses_1", 5) };
     put(&*store, row.clone()).await;
@@ -79,13 +79,13 @@ pub(crate) async fn a_session_is_read_as_it_was_stored(backend: &impl Backend) {
     store.accept_exec(exec("ses_1", "y", 2)).await.unwrap();
     store.set_expiry("ses_1", 6, 7).await.unwrap();
     store.close().await;
-    let found = backend.store().session("ses_1").await.unwrap().unwrap();
+    let found = backend.store().await.session("ses_1").await.unwrap().unwrap();
     let expected = SessionRow { used_ms: 6, expires_ms: 7, execs: 2, ..row };
     assert_eq!(format!("{found:?}"), format!("{expected:?}"));
 }
 
 pub(crate) async fn a_key_belongs_to_one_session_that_has_not_ended(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
     let with_key = |id, created| SessionRow { key: Some("k".into()), ..session(id, created) };
     put(&*store, with_key("ses_1", 1)).await;
     let second = store.put_session(with_key("ses_2", 2), Durability::Process).await;
@@ -100,7 +100,7 @@ pub(crate) async fn a_key_belongs_to_one_session_that_has_not_ended(backend: &im
 }
 
 pub(crate) async fn lists_are_filtered_and_the_newest_come_first(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
     for (id, created) in [("ses_1", 1), ("ses_2", 2), ("ses_3", 2), ("ses_4", 4)] {
         put(&*store, session(id, created)).await;
     }
@@ -117,7 +117,7 @@ pub(crate) async fn lists_are_filtered_and_the_newest_come_first(backend: &impl 
 }
 
 pub(crate) async fn a_session_that_ends_loses_its_sandbox(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
     put(&*store, session("ses_1", 1)).await;
     let process = Durability::Process;
     store.set_sandbox("ses_1", Phase::Ready, Some(handle()), process).await.unwrap();
@@ -133,7 +133,7 @@ pub(crate) async fn a_session_that_ends_loses_its_sandbox(backend: &impl Backend
 }
 
 pub(crate) async fn only_ended_sessions_are_forgotten(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
     put(&*store, session("ses_1", 1)).await;
     store.accept_exec(exec("ses_1", "x", 1)).await.unwrap();
     let dataset = DatasetRow {
@@ -158,7 +158,7 @@ pub(crate) async fn only_ended_sessions_are_forgotten(backend: &impl Backend) {
 }
 
 pub(crate) async fn old_sessions_are_pruned_by_where_their_files_are(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
     for (id, storage) in [("memory", Storage::Tmpfs), ("disk", Storage::Bind)] {
         for (age, ended) in [("old", 10), ("new", 20)] {
             let id = format!("{id}_{age}");

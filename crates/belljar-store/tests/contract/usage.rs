@@ -6,7 +6,7 @@ use belljar_store::UsageDelta;
 use crate::Backend;
 
 pub(crate) async fn days_add_up(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
     let mut delta = UsageDelta {
         sessions: 1,
         runs: 2,

@@ -34,7 +34,7 @@ async fn make(store: &dyn Store, text: &str) -> VolumeRow {
 }
 
 pub(crate) async fn only_ready_volumes_are_seen(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
     let asked = AskedVolumes::from([(name("a"), VolumeMode::Rw)]);
     assert_eq!(store.add_volume(volume("a"), PLENTY).await.unwrap(), VolumeAdded::Yes);
     assert_eq!(store.add_volume(volume("a"), PLENTY).await.unwrap(), VolumeAdded::Exists);
@@ -58,7 +58,7 @@ pub(crate) async fn only_ready_volumes_are_seen(backend: &impl Backend) {
 }
 
 pub(crate) async fn quotas_are_kept(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
     make(&*store, "a").await;
     for quota in [VolumeQuota { count: 1, ..PLENTY }, VolumeQuota { bytes: 199, ..PLENTY }] {
         let added = store.add_volume(volume("b"), quota).await.unwrap();
@@ -69,7 +69,7 @@ pub(crate) async fn quotas_are_kept(backend: &impl Backend) {
 }
 
 pub(crate) async fn a_volume_in_use_is_not_retired(backend: &impl Backend) {
-    let store = backend.store();
+    let store = backend.store().await;
     let row = make(&*store, "a").await;
     let asked = AskedVolumes::from([(name("a"), VolumeMode::Ro)]);
     let of_session = SessionSpec { volumes: asked.clone(), ..spec() };

@@ -13,6 +13,7 @@ pub(crate) mod image;
 pub(crate) mod init;
 pub(crate) mod key;
 mod limits;
+pub(crate) mod migrate;
 pub(crate) mod node;
 mod outage;
 mod output;

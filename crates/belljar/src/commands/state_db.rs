@@ -3,15 +3,16 @@
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result};
 use belljar_engine::audit::Audit;
 use belljar_engine::store::{SqliteStore, Store};
+use tokio::runtime::Runtime;
 
 pub(super) use super::output::print;
-use crate::home;
 use crate::settings::Settings;
+use crate::{home, records};
 
 /// Opens the database, and creates it if there is none.
 pub(super) fn open(settings: &Settings) -> Result<Arc<dyn Store>> {
@@ -28,6 +29,9 @@ pub(super) fn open(settings: &Settings) -> Result<Arc<dyn Store>> {
 
 /// Opens the database, if there is one.
 pub(super) fn open_existing(settings: &Settings) -> Result<Option<Arc<dyn Store>>> {
+    if let Some(url) = &settings.database {
+        return block_on(records::open_shared(url)).map(Some);
+    }
     let path = home::database(settings);
     // Opened here first to get a useful error: the error of SQLite has no reason.
     match File::options().read(true).write(true).open(&path) {
@@ -46,6 +50,15 @@ pub(super) fn audit(settings: &Settings) -> Result<Audit> {
 }
 
 pub(super) fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().build();
-    runtime.context("failed to start the event loop")?.block_on(work)
+    // One for all calls of the process: a store's connections belong to the event loop that opened them.
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    let runtime = match RUNTIME.get() {
+        Some(runtime) => runtime,
+        None => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.context("failed to start the event loop")?;
+            RUNTIME.get_or_init(|| runtime)
+        }
+    };
+    runtime.block_on(work)
 }

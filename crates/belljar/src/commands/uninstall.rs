@@ -50,11 +50,12 @@ const OF_HOME: [&str; 11] = [
 ];
 
 /// Names in the state directory.
-const OF_STATE: [&str; 7] = [
+const OF_STATE: [&str; 8] = [
     "belljar.db*",
     "artifacts.db*",
     "audit.log*",
     "links.key",
+    "node-id",
     "network-authority.pem",
     "frozen",
     "lock",

@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use belljar_api::BrowserConfig;
+use belljar_engine::store::DatabaseUrl;
 use belljar_image::Login;
 use belljar_runtime::Limits;
 
@@ -47,6 +48,8 @@ pub struct Settings {
     pub run_dir: PathBuf,
     /// The server's database and audit log.
     pub state_dir: PathBuf,
+    /// The Postgres database; `None` means SQLite files in `state_dir`.
+    pub database: Option<DatabaseUrl>,
     /// Artifacts of ephemeral runs.
     pub outputs_dir: PathBuf,
     /// A program on the `PATH`, or its path.
@@ -196,6 +199,7 @@ impl Settings {
             backend: BackendSettings::read(&values, &run_dir)?,
             run_dir,
             state_dir,
+            database: database(&values)?,
             outputs_dir: values.path("BELLJAR_OUTPUTS_DIR")?.expect("its default is not empty"),
             python: values.text("BELLJAR_PYTHON").into(),
             packages: values.list("BELLJAR_PACKAGES", word)?,
@@ -215,6 +219,15 @@ impl Settings {
             home,
         })
     }
+}
+
+/// The error does not contain the value, which has a password.
+fn database(values: &Values<'_>) -> Result<Option<DatabaseUrl>> {
+    let text = values.text("BELLJAR_DATABASE_URL");
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    DatabaseUrl::parse(text.trim()).map(Some).context("BELLJAR_DATABASE_URL is not valid")
 }
 
 fn client(values: &Values<'_>) -> Result<ClientSettings> {

@@ -86,6 +86,17 @@ pub const GROUPS: &[Group] = &[
             )
             .when_empty("`state` below BELLJAR_HOME"),
             variable(
+                "BELLJAR_DATABASE_URL",
+                "a URL such as postgres://USER:PASSWORD@HOST:5432/DATABASE?sslmode=verify-full",
+                "",
+                "A Postgres database for the records of the server (sessions, keys, usage, artifacts)\n\
+                 instead of files in BELLJAR_STATE_DIR. `belljar migrate` moves existing records.\n\
+                 sslmode: disable, prefer, require (encrypted, certificate not checked) or\n\
+                 verify-full; sslrootcert names a file of certificates.",
+            )
+            .when_empty("SQLite files in BELLJAR_STATE_DIR")
+            .secret(),
+            variable(
                 "SESSIONS_ROOT",
                 "a directory",
                 "",

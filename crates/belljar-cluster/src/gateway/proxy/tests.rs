@@ -71,7 +71,10 @@ impl Cluster {
         let node_tls = Tls::new(tls(Role::Node("n1".to_owned())).server);
         let node = serve(routes, Some(node_tls), &stop).await;
         let nodes = Arc::new(Nodes::default());
-        nodes.set(vec![row(node, NodeState::Ready), NodeRow { id: "n2".into(), ..row(node, NodeState::Ready) }]);
+        nodes.set(vec![
+            row(node, NodeState::Ready),
+            NodeRow { id: "n2".into(), ..row(node, NodeState::Ready) },
+        ]);
         let passing = Passing {
             clients: Arc::new(Clients::new(tls(Role::Gateway).client)),
             nodes: Arc::clone(&nodes),
@@ -109,7 +112,9 @@ async fn pass(State(passing): State<Passing>, request: Request) -> Response {
     let mut outgoing = outgoing.with(Payload::Stream(Some(body)));
     match send(&passing.clients, &passing.nodes, &passing.node, &mut outgoing).await {
         Ok(found) => answer(found, &passing.nodes, &passing.node, outgoing),
-        Err(ProxyError::Unreachable { .. }) => (StatusCode::SERVICE_UNAVAILABLE, "unreachable").into_response(),
+        Err(ProxyError::Unreachable { .. }) => {
+            (StatusCode::SERVICE_UNAVAILABLE, "unreachable").into_response()
+        }
         Err(ProxyError::Broken { .. }) => (StatusCode::BAD_GATEWAY, "broken").into_response(),
         Err(ProxyError::Lost { .. }) => (StatusCode::BAD_GATEWAY, "lost").into_response(),
         Err(ProxyError::Sent) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
@@ -129,7 +134,8 @@ fn futures_stream(
 ) -> impl futures_util::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send {
     let mut poll = poll;
     futures_util::stream::poll_fn(move |context| {
-        poll(context).map(|part| part.map(|part| Ok(Frame::data(Bytes::from_static(part.as_bytes())))))
+        poll(context)
+            .map(|part| part.map(|part| Ok(Frame::data(Bytes::from_static(part.as_bytes())))))
     })
 }
 

@@ -269,7 +269,7 @@ impl Driver {
             asleep_since: now,
             release_again_at: None,
             snapshot_of_use: None,
-            snapshot_again_at: None,
+            snapshot_again_at: state.config.snapshot_every.map(|every| now + every),
             state,
             session,
         }

@@ -160,11 +160,8 @@ impl Driver {
 
     /// When to renew the snapshot in S3 of an awake session.
     pub(super) fn snapshot_at(&self) -> Option<Instant> {
-        let every = self.state.config.snapshot_every?;
-        if !self.can_move() || self.snapshot_of_use == Some(self.used) {
-            return None;
-        }
-        Some(self.snapshot_again_at.map_or_else(|| self.used + every, |again| again.max(self.used)))
+        let is_current = self.snapshot_of_use == Some(self.used);
+        self.snapshot_again_at.filter(|_| self.can_move() && !is_current)
     }
 }
 

@@ -39,6 +39,7 @@ impl Driver {
                 self.kernel_required = false;
                 (self.went_back, self.files_only, self.hibernated_as) = (None, None, None);
                 self.hibernate_again_at = None;
+                self.snapshot_later();
                 self.touch(self.session.spec.ttl_s);
                 self.apply(Happening::SandboxReady);
                 self.publish();

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use belljar_engine::artifacts::{self, Lost, Verified};
 use belljar_engine::clock;
+use belljar_engine::store::PostgresCatalog;
 use clap::Args;
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
@@ -32,23 +33,32 @@ const EXIT_LOST: u8 = 1;
 pub(super) fn verify(args: &ArtifactsVerifyArgs, settings: &Settings) -> Result<ExitCode> {
     let (database, blobs_dir) = (&settings.artifacts.database, &settings.artifacts.blobs_dir);
     // Without permission to read the directory, the database may still exist.
-    let is_there = database.try_exists().with_context(|| {
-        format!("failed to look for the database of artifacts `{}`", database.display())
-    })?;
+    let is_there = settings.database.is_some()
+        || database.try_exists().with_context(|| {
+            format!("failed to look for the database of artifacts `{}`", database.display())
+        })?;
     if !is_there {
         output::say(&format!(
             "there is no database of artifacts at `{}`; ARTIFACTS_DB says where it is",
             database.display()
         ));
     }
-    let mut progress = None;
-    let verified = artifacts::verify(database, blobs_dir, move |so_far| {
+    let mut bar = None;
+    let progress = move |so_far: &Verified| {
         let total = so_far.expected_bytes;
-        let progress = progress.get_or_insert_with(|| Progress::of_bytes("", Some(total)));
-        progress.set_message(format!("{} contents", so_far.intact));
-        progress.set(so_far.bytes);
-    });
-    let verified = state_db::block_on(async { Ok(verified.await?) })?;
+        let bar = bar.get_or_insert_with(|| Progress::of_bytes("", Some(total)));
+        bar.set_message(format!("{} contents", so_far.intact));
+        bar.set(so_far.bytes);
+    };
+    let verified = state_db::block_on(async {
+        Ok(match &settings.database {
+            Some(url) => {
+                let catalog = PostgresCatalog::open(url).await?;
+                artifacts::verify_catalog(&catalog, blobs_dir, progress).await?
+            }
+            None => artifacts::verify(database, blobs_dir, progress).await?,
+        })
+    })?;
     if args.json {
         print_json(&as_json(&verified))?;
     } else {

@@ -1,37 +1,20 @@
 //! What a node says about itself when it registers.
 
-use std::fs::{self, File};
-use std::io::Write as _;
+use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use belljar_cluster::tls;
-use belljar_engine::store::{NodeLoad, Store};
-use belljar_sys::process;
+use belljar_engine::store::NodeLoad;
 
+use crate::records;
 use crate::settings::Settings;
-
-/// The name of the secret that signs links, in the database. It is the same for all nodes, because any of them may get a
-/// request for a link.
-const LINK_KEY: &str = "links";
 
 /// The id of this node: as set, or random and kept.
 pub(super) fn node_id(settings: &Settings) -> Result<String> {
-    if let Some(id) = &settings.cluster.node_id {
-        return Ok(id.clone());
+    match &settings.cluster.node_id {
+        Some(id) => Ok(id.clone()),
+        None => records::node_id(&settings.state_dir),
     }
-    let path = settings.state_dir.join("node-id");
-    if let Ok(text) = fs::read_to_string(&path) {
-        let id = text.trim();
-        if tls::is_node_id(id) {
-            return Ok(id.to_owned());
-        }
-    }
-    let id = format!("node-{}", &process::random_name()[..16]);
-    write(&path, id.as_bytes())?;
-    Ok(id)
 }
 
 /// The address for gateways.
@@ -63,9 +46,10 @@ fn own_address() -> Option<IpAddr> {
     towards("0.0.0.0", "192.0.2.1").or_else(|| towards("::", "2001:db8::1"))
 }
 
-/// Snapshots of this node can be restored on nodes of the same class.
-pub(super) fn class(_settings: &Settings, image: &str) -> String {
-    format!("{}-{image}", std::env::consts::ARCH)
+/// Snapshots of this node can be restored on nodes of the same class: the same kind of processor and the same default
+/// image. That the libraries are the same is checked when a snapshot is restored.
+pub(super) fn class(image: &str) -> String {
+    format!("{}-{image}", belljar_sys::wake_class::wake_class())
 }
 
 /// What sandboxes of this node may reserve.
@@ -83,29 +67,4 @@ fn machine_memory() -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
     Some(kib * 1024)
-}
-
-/// Makes the key that signs links the same on all nodes.
-pub(super) async fn share_link_key(settings: &Settings, store: &dyn Store) -> Result<()> {
-    let Some(records) = store.cluster() else { return Ok(()) };
-    let fresh = process::random_bytes::<32>().to_vec();
-    let key = records.shared_secret(LINK_KEY, fresh).await?;
-    let path = settings.state_dir.join("links.key");
-    if fs::read(&path).is_ok_and(|stored| stored == key) {
-        return Ok(());
-    }
-    write(&path, &key)
-}
-
-/// Replaces a file that only its owner may read. After a crash it is the old or the new one.
-fn write(path: &Path, content: &[u8]) -> Result<()> {
-    let fresh = path.with_extension("part");
-    let write = || {
-        let _ = fs::remove_file(&fresh);
-        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        fs::rename(&fresh, path)
-    };
-    write().with_context(|| format!("failed to write `{}`", path.display()))
 }

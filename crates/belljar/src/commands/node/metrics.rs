@@ -24,7 +24,12 @@ pub(super) fn of(
     }))
 }
 
-fn render(lease: &LeaseStatus, used: NodeLoad, capacity: NodeLoad, draining: Option<usize>) -> String {
+fn render(
+    lease: &LeaseStatus,
+    used: NodeLoad,
+    capacity: NodeLoad,
+    draining: Option<usize>,
+) -> String {
     let mut text = String::new();
     let mut metric = |name: &str, kind: &str, help: &str, value: f64| {
         let suffix = if kind == "counter" { "_total" } else { "" };

@@ -27,6 +27,7 @@ use belljar_engine::{Engine, NodeConfig, in_full};
 use belljar_sys::privileges;
 use clap::Args;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::server::{self, Setup, health, shared_store, stop};
 use crate::backend::Prepared;
@@ -79,17 +80,17 @@ async fn run(settings: &Settings, prepared: Prepared) -> Result<()> {
     let listener = Listener::tcp(&listen, Some(Tls::new(tls.server))).await;
     let listener = listener.context("BELLJAR_NODE_LISTEN")?;
     let image = prepared.default_image(settings);
-    let class = identity::class(settings, &image);
+    let class = identity::class(&image);
     let node = NewNode {
         id: id.clone(),
         address: identity::address(settings, listener.local_addr())?,
         class: class.clone(),
         capacity: identity::capacity(settings),
     };
-    identity::share_link_key(settings, &*store).await?;
     let stop = stop::on_signals()?;
     let (lease, watchdog) = (settings.cluster.lease, watchdog::start(settings));
-    let keeper = Keeper::register(Arc::clone(&store), node.clone(), lease, watchdog.clone()).await?;
+    let keeper =
+        Keeper::register(Arc::clone(&store), node.clone(), lease, watchdog.clone()).await?;
     let status = keeper.status();
     let runtime = prepared.launch(Some(store.owner())).await?;
     // The lease is kept from now on: the start of the engine may take longer than a lease.
@@ -97,6 +98,7 @@ async fn run(settings: &Settings, prepared: Prepared) -> Result<()> {
     let keeping = tokio::spawn(keeper.keep(Arc::clone(&sandboxes) as _));
     let setup = Setup {
         store: Arc::clone(&store),
+        catalog: Some(shared_store::catalog(settings).await?),
         keys,
         runtime,
         image,
@@ -159,9 +161,17 @@ async fn serve_until(
     left
 }
 
-/// Hibernates all sessions within `limit`. Returns how many are left.
-async fn drain_sessions(engine: &Arc<Engine>, limit: Duration) -> usize {
-    let _ = limit;
+/// Hibernates all sessions, so that other nodes can wake them. Busy ones are interrupted after `limit`. Returns how many
+/// are left.
+async fn drain_sessions(engine: &Engine, limit: Duration) -> usize {
+    let drained = engine.drain(Instant::now() + limit).await;
+    for (session, lost) in &drained.lost {
+        tracing::warn!(session.id = %session, "session {session} moves without: {}", lost.join("; "));
+    }
+    for (session, why) in &drained.kept {
+        tracing::warn!(session.id = %session, "session {session} stays on this node: {why}");
+    }
+    logging::announce(&format!("belljar: {} session(s) can go on elsewhere", drained.released.len()));
     engine.live_sessions()
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use async_trait::async_trait;
 use belljar_cluster::lease::Sandboxes;
 use belljar_engine::store::NodeLoad;
-use belljar_engine::{Engine, in_full};
+use belljar_engine::{Engine, EngineError, in_full};
 use belljar_runtime::Runtime;
 
 use super::super::EXIT_FAILED;
@@ -34,7 +34,13 @@ impl Sandboxes for NodeSandboxes {
     }
 
     async fn freeze(&self, frozen: bool) {
-        if let Err(error) = Arc::clone(&self.runtime).freeze_all(frozen).await {
+        let switched = match self.engine.get() {
+            Some(engine) => engine.freeze(frozen).await,
+            None => {
+                Arc::clone(&self.runtime).freeze_all(frozen).await.map_err(EngineError::FreezeAll)
+            }
+        };
+        if let Err(error) = switched {
             let what = if frozen { "freeze" } else { "thaw" };
             tracing::error!("failed to {what} the sandboxes: {}", in_full(&error));
         }
@@ -45,8 +51,13 @@ impl Sandboxes for NodeSandboxes {
             logging::fail("the lease was lost while the node started");
             std::process::exit(EXIT_FAILED.into());
         };
-        let _ = engine;
+        engine.fence().await;
     }
 
-    async fn registered(&self) {}
+    async fn registered(&self) {
+        let Some(engine) = self.engine.get() else { return };
+        if let Err(error) = engine.recover_owned().await {
+            tracing::error!("failed to find the sessions of this node: {}", in_full(&error));
+        }
+    }
 }

@@ -44,13 +44,17 @@ impl watchdog::Freezer for CgroupFreezer {
 /// Starts the watchdog. Without one, the node freezes its sandboxes itself, as long as it runs.
 pub(super) fn start(settings: &Settings) -> Option<Watchdog> {
     if settings.backend.choice == Choice::Docker {
-        tracing::warn!("with containers there is no lease watchdog: a node that hangs freezes none");
+        tracing::warn!(
+            "with containers there is no lease watchdog: a node that hangs freezes none"
+        );
         return None;
     }
     match try_start(settings) {
         Ok(watchdog) => Some(watchdog),
         Err(error) => {
-            tracing::error!("there is no lease watchdog, so a node that hangs freezes nothing: {error:#}");
+            tracing::error!(
+                "there is no lease watchdog, so a node that hangs freezes nothing: {error:#}"
+            );
             None
         }
     }

@@ -11,14 +11,14 @@ use belljar_api::App;
 use belljar_api::listen::{self, Listener};
 use belljar_engine::Engine;
 use belljar_engine::keys::KeyRing;
-use belljar_engine::store::{SqliteStore, StateLock, Store};
+use belljar_engine::store::StateLock;
 use belljar_sys::privileges;
 use tokio::sync::watch;
 
 use super::server::{self, Setup, public, stop};
 use crate::backend::Prepared;
-use crate::home;
 use crate::logging;
+use crate::records;
 pub(crate) use args::ServeArgs;
 
 use crate::settings::Settings;
@@ -35,13 +35,14 @@ pub(crate) fn serve(args: &ServeArgs, settings: &Settings) -> Result<ExitCode> {
 }
 
 async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Result<()> {
-    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&home::database(settings))?);
+    let (store, catalog) = records::open(settings).await?;
     let keys = KeyRing::open(Arc::clone(&store)).await?;
     let listener = public::bind(&settings.server, &keys).await?;
     let image = prepared.default_image(settings);
     let setup = Setup {
         runtime: prepared.launch(Some(store.owner())).await?,
         store,
+        catalog,
         keys,
         image,
         guard: public::guard(&settings.server, &listener),

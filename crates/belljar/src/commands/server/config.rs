@@ -24,6 +24,10 @@ pub(crate) fn engine_config(
     node: Option<NodeConfig>,
 ) -> EngineConfig {
     let server = &settings.server;
+    let mut snapshots = server.snapshots.clone();
+    if let (Some(remote), Some(node)) = (&mut snapshots.remote, &node) {
+        remote.class.clone_from(&node.class);
+    }
     EngineConfig {
         defaults: SessionSpec {
             image,
@@ -56,7 +60,7 @@ pub(crate) fn engine_config(
         total: server.total,
         alone_for_s: server.alone_for_s,
         spill: server.spill,
-        snapshots: server.snapshots.clone(),
+        snapshots,
         max_ttl_s: server.max_ttl_s,
         node,
         snapshot_every: None,
@@ -89,6 +93,7 @@ fn artifact_store_config(settings: &Settings) -> ArtifactStoreConfig {
     ArtifactStoreConfig {
         blobs_dir: artifacts.blobs_dir.clone(),
         database: artifacts.database.clone(),
+        catalog: None,
         key_file: settings.state_dir.join("links.key"),
         sessions_root: settings.server.sessions_root.clone(),
         outputs_dir: settings.outputs_dir.clone(),

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use belljar_api::{App, GuardConfig};
-use belljar_engine::{Engine, NodeConfig};
 use belljar_engine::audit::Audit;
 use belljar_engine::keys::KeyRing;
-use belljar_engine::store::Store;
+use belljar_engine::store::{ArtifactCatalog, Store};
+use belljar_engine::{Engine, NodeConfig};
 use belljar_runtime::Runtime;
 use belljar_runtime::selftest::Verdict;
 
@@ -60,6 +60,8 @@ fn default_threads() -> usize {
 /// What differs between servers.
 pub(crate) struct Setup {
     pub(crate) store: Arc<dyn Store>,
+    /// The catalog of artifacts, if it is not a SQLite file.
+    pub(crate) catalog: Option<Arc<dyn ArtifactCatalog>>,
     pub(crate) keys: KeyRing,
     pub(crate) runtime: Arc<dyn Runtime>,
     /// The default image of sandboxes.
@@ -76,7 +78,7 @@ pub(crate) struct Setup {
 /// Starts the engine, and makes the API for it.
 pub(crate) async fn start(settings: &Settings, setup: Setup) -> Result<(Arc<Engine>, Arc<App>)> {
     let server = &settings.server;
-    let Setup { store, keys, runtime, image, guard, public_url, is_private, node } = setup;
+    let Setup { store, catalog, keys, runtime, image, guard, public_url, is_private, node } = setup;
     let audit = Audit::open(&settings.state_dir.join("audit.log"), server.audit_code)
         .context("failed to open the audit log")?;
     let enforced = enforced(&runtime, settings).await?;
@@ -89,7 +91,8 @@ pub(crate) async fn start(settings: &Settings, setup: Setup) -> Result<(Arc<Engi
     let model = model.as_ref().filter(|_| is_private && keys.is_empty());
     let authority = settings.state_dir.join("network-authority.pem");
     let network = settings.network.of_server(authority, model)?;
-    let config = config::engine_config(settings, image, server.dataset_sources()?, network, node);
+    let mut config = config::engine_config(settings, image, server.dataset_sources()?, network, node);
+    config.artifact_store.catalog = catalog;
     let engine = Engine::start(config, store, runtime, audit).await?;
     let max_body = usize::try_from(server.max_body).unwrap_or(usize::MAX);
     let app = App::new(Arc::clone(&engine), keys, guard, max_body, public_url);

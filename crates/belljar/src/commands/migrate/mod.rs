@@ -1,0 +1,59 @@
+//! `belljar migrate`: moves the records of this machine's server from SQLite files to Postgres.
+
+mod content;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use belljar_engine::store::{self, DatabaseUrl, MigratedTable, MigrationSource, StateLock};
+use clap::Args;
+
+use super::output::{self, print};
+use super::state_db;
+use crate::settings::Settings;
+use crate::{home, records, table};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Copies sessions, executions, datasets, volumes, keys, usage and the list of artifacts, and compares
+counts and hashes of each table. It can be interrupted and started again at any point. Stop the server
+first. Then start it with BELLJAR_DATABASE_URL. The SQLite files are kept and no longer used.")]
+pub(crate) struct MigrateArgs {
+    /// The database, which must be empty; without it, BELLJAR_DATABASE_URL is used
+    #[arg(long, value_name = "POSTGRES_URL")]
+    pub(crate) to: Option<String>,
+}
+
+pub(crate) fn migrate(args: &MigrateArgs, settings: &Settings) -> Result<ExitCode> {
+    let url = match &args.to {
+        Some(text) => DatabaseUrl::parse(text).context("--to is not valid")?,
+        None => {
+            let missing = "name the database with --to or BELLJAR_DATABASE_URL";
+            settings.database.clone().context(missing)?
+        }
+    };
+    let _lock = StateLock::take(&settings.state_dir)?;
+    let source = MigrationSource {
+        store: home::database(settings),
+        catalog: settings.artifacts.database.clone(),
+    };
+    let mut done = Vec::new();
+    let owner = state_db::block_on(async {
+        Ok(store::migrate(&source, &url, |table| report(table, &mut done)).await?)
+    })?;
+    content::copy(settings)?;
+    // Sandboxes and directories of this machine are found by the name of their server.
+    records::keep_node_id(&settings.state_dir, &owner)?;
+    print(&(table::render(&["table", "rows", "sha256"], &done) + "\n"))?;
+    print(&format!("Moved to {url}. Start the server with BELLJAR_DATABASE_URL.\n"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn report(table: &MigratedTable, done: &mut Vec<Vec<String>>) {
+    match table.sha256 {
+        Some(sha256) => {
+            done.push(vec![table.name.to_owned(), table.rows.to_string(), sha256.to_string()]);
+        }
+        None => output::say(&format!("{}: {} of {} rows", table.name, table.rows, table.total)),
+    }
+}
