@@ -188,6 +188,7 @@ fn of_the_server() -> Vec<ApiError> {
         database_locked(String::new()),
         out_of_space(String::new()),
         EngineError::Stopping.into(),
+        EngineError::Unavailable("").into(),
     ]
 }
 

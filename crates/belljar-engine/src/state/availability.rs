@@ -78,6 +78,11 @@ impl Availability {
     pub(crate) fn must_be_open(&self) -> Result<(), EngineError> {
         self.must_not_be_closed()?;
         self.must_work()?;
+        self.must_not_drain()
+    }
+
+    /// Refuses to wake sessions that are about to move.
+    pub(crate) fn must_not_drain(&self) -> Result<(), EngineError> {
         if self.is_draining() { Err(EngineError::Unavailable(DRAINING)) } else { Ok(()) }
     }
 }

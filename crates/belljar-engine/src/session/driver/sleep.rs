@@ -1,8 +1,10 @@
 //! Handles commands for a hibernated session, which has no sandbox, only files.
 
+use tokio::task::JoinError;
 use tokio::time::sleep_until;
 
 use super::serve::until;
+use super::upload::Uploaded;
 use super::{Command, Driver, SandboxLease};
 use crate::admission::Quota;
 use crate::error::EngineError;
@@ -20,37 +22,53 @@ pub(super) enum SleepEnd {
     Fenced,
 }
 
+enum SleepEvent {
+    End(SleepEnd),
+    Command(Command),
+    Uploaded(Result<Uploaded, JoinError>),
+    UploadDue,
+    ReleaseDue,
+}
+
 impl Driver {
     pub(super) async fn sleep(&mut self) -> SleepEnd {
+        loop {
+            match self.next_event_asleep().await {
+                SleepEvent::End(end) => return end,
+                SleepEvent::Command(command) => {
+                    if let Some(sandbox) = self.handle_asleep(command).await {
+                        return SleepEnd::Awake(sandbox);
+                    }
+                }
+                SleepEvent::Uploaded(uploaded) => self.uploaded(uploaded),
+                SleepEvent::UploadDue => self.next_upload(),
+                SleepEvent::ReleaseDue => {
+                    if let Some(end) = self.release().await {
+                        return end;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn next_event_asleep(&mut self) -> SleepEvent {
+        let deadline = self.deadline();
+        let (upload, release) = (self.uploads.due(), self.release_at());
         let mut stop = self.session.stop.subscribe();
         let mut leaving = self.state.leaving.subscribe();
         let mut fenced = self.session.fenced.subscribe();
-        loop {
-            let deadline = self.deadline();
-            let (upload, release) = (self.uploads.due(), self.release_at());
-            let command = tokio::select! {
-                biased;
-                _ = fenced.wait_for(|fenced| *fenced) => return SleepEnd::Fenced,
-                _ = stop.wait_for(Option::is_some) => return SleepEnd::Stop(self.stop_reason()),
-                _ = leaving.wait_for(|leaving| *leaving) => return SleepEnd::ServerLeaving,
-                Some(command) = self.commands.recv() => command,
-                Some(uploaded) = self.uploads.running.join_next() => {
-                    self.uploaded(uploaded);
-                    continue;
-                }
-                () = until(upload) => {
-                    self.next_upload();
-                    continue;
-                }
-                () = until(release) => match self.release().await {
-                    Some(end) => return end,
-                    None => continue,
-                },
-                () = sleep_until(deadline) => return SleepEnd::Stop(self.expired()),
-            };
-            if let Some(sandbox) = self.handle_asleep(command).await {
-                return SleepEnd::Awake(sandbox);
+        tokio::select! {
+            biased;
+            _ = fenced.wait_for(|fenced| *fenced) => SleepEvent::End(SleepEnd::Fenced),
+            _ = stop.wait_for(Option::is_some) => {
+                SleepEvent::End(SleepEnd::Stop(self.stop_reason()))
             }
+            _ = leaving.wait_for(|leaving| *leaving) => SleepEvent::End(SleepEnd::ServerLeaving),
+            Some(command) = self.commands.recv() => SleepEvent::Command(command),
+            Some(uploaded) = self.uploads.running.join_next() => SleepEvent::Uploaded(uploaded),
+            () = until(upload) => SleepEvent::UploadDue,
+            () = until(release) => SleepEvent::ReleaseDue,
+            () = sleep_until(deadline) => SleepEvent::End(SleepEnd::Stop(self.expired())),
         }
     }
 
@@ -97,7 +115,10 @@ impl Driver {
 
     async fn fork_asleep(&mut self, from: Option<&str>) -> Result<ForkSource, EngineError> {
         match from {
-            Some(exec) => self.fork_checkpoint(exec).await,
+            Some(exec) => {
+                self.fetch_snapshot().await?;
+                self.fork_checkpoint(exec).await
+            }
             None => {
                 let manifest = self.hibernated().await?;
                 self.fork_source(&manifest).await
@@ -107,13 +128,13 @@ impl Driver {
 
     /// Makes the checkpoint the state of the session, which stays hibernated.
     async fn restore_asleep(&mut self, exec: &str) -> Result<(), EngineError> {
+        self.fetch_snapshot().await?;
         let manifest = self.checkpoint(exec).await?;
         let id = self.state.snapshot_store.next_id();
         let again = self.snapshots().run(move |files| files.repeat(&manifest, id)).await;
         let again = again.map_err(EngineError::KeepSnapshot)?;
         self.begin_changes().await?;
         self.drop_earlier(&again).await;
-        (self.unfetched, self.must_read_pointer) = (None, false);
         self.fall_asleep(&again);
         self.is_at(exec);
         Ok(())

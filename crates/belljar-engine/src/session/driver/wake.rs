@@ -26,6 +26,9 @@ impl Driver {
     /// Restores the session from its snapshot. If that fails, the session stays hibernated.
     pub(super) async fn wake(&mut self, quota: Quota) -> Result<SandboxLease, EngineError> {
         let begun = Instant::now();
+        if self.can_move() {
+            self.state.availability.must_not_drain()?;
+        }
         let reservation = match self.reservation.take() {
             Some(reservation) => reservation,
             None => self.reserve(quota).await?,
