@@ -73,7 +73,7 @@ use crate::rules::Phase;
 use crate::session::Session;
 use crate::session_directory::SessionDirectory;
 use crate::state::{self, EngineState};
-use crate::store::{NodeLoad, SessionRow, Store};
+use crate::store::{NodeLoad, Store};
 use registry::Registry;
 
 /// A disk with fewer free bytes than this counts as full: there is room for little more than a page of the database.
