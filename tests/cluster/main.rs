@@ -3,6 +3,7 @@
 mod checker;
 mod deaths;
 mod faults;
+mod figures;
 mod history;
 mod moves;
 mod outages;

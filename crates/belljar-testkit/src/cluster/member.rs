@@ -121,14 +121,14 @@ impl Member {
         parent.freezer().ok()
     }
 
-    /// The pid of its lease watchdog, which outlives it. Its command line names our state directory.
+    /// The pid of its lease watchdog, which outlives it. Its command line names our cgroup.
     fn watchdog(&self) -> Option<u32> {
-        let own = self.installation.path("").display().to_string();
+        let own = self.installation.scratch().cgroup_parent();
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
         pids.find(|pid| {
             let command = command_line(*pid);
-            command.contains(" lease-watchdog ") && command.contains(&own)
+            command.contains(" lease-watchdog ") && command.contains(own)
         })
     }
 

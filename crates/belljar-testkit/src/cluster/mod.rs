@@ -209,7 +209,7 @@ impl Cluster {
     /// Creates an API key with `belljar key create` and returns its secret.
     pub fn make_key(&self, args: &[&str]) -> String {
         let made = self.nodes[0].installation.key(args);
-        text(&made["key"]).to_owned()
+        text(&made["secret"]).to_owned()
     }
 
     /// Which node owns a session; none while it is asleep.
