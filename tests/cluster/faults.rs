@@ -231,7 +231,7 @@ async fn of_node(cluster: &Cluster, number: usize, fault: &Fault) {
             node.kill_helper(" spawner").await;
         }
         Kind::KillWatchdog => {
-            node.kill_helper("watchdog").await;
+            node.kill_watchdog();
         }
         _ => {
             let gateways = cluster.gateways.iter().map(|gateway| gateway.machine.address);

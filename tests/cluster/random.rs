@@ -41,7 +41,7 @@ async fn faults_violate_no_promise() {
     let seed = setting("CLUSTER_SEED").unwrap_or_else(|| u64::from(std::process::id()));
     let seconds = setting("CLUSTER_SECONDS").unwrap_or(SECONDS);
     eprintln!("CLUSTER_SEED={seed} CLUSTER_SECONDS={seconds}");
-    let plan = Plan::new(NODES, GATEWAYS).env("BELLJAR_SNAPSHOT_EVERY_S", "2").env("BELLJAR_LOG", "info");
+    let plan = Plan::new(NODES, GATEWAYS).env("BELLJAR_LOG", "info");
     let cluster = Arc::new(plan.start().await);
     let history = history_path(seed);
     let world = World::new(&cluster, Recorder::new(&history));

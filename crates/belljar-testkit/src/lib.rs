@@ -7,6 +7,7 @@ pub mod attack;
 pub mod attack_host;
 pub mod cli_server;
 pub mod client;
+#[cfg(feature = "s3")]
 pub mod cluster;
 pub mod command;
 pub mod installation;

@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use belljar_sys::cgroup::{Freezer, Parent};
 use tokio::sync::Mutex;
 
 use super::network::Machine;
 use super::process::{Process, SIGTERM};
-use crate::installation::Installation;
+use crate::installation::{Installation, command_line};
 
 pub struct Member {
     pub machine: Machine,
@@ -88,6 +89,11 @@ impl Member {
         }
     }
 
+    /// Kills its lease watchdog with SIGKILL. Returns whether there was one.
+    pub fn kill_watchdog(&self) -> bool {
+        self.watchdog().is_some_and(|pid| belljar_sys::process::signal(pid, 9).is_ok())
+    }
+
     /// Kills a process of its own with SIGKILL, by words of its command line. Returns whether there was one.
     pub async fn kill_helper(&self, words: &str) -> bool {
         let process = self.process.lock().await;
@@ -104,6 +110,28 @@ impl Member {
         std::fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
+    /// Whether all its sandboxes are frozen.
+    pub fn is_frozen(&self) -> bool {
+        let freezer = self.freezer();
+        freezer.is_some_and(|freezer| freezer.is_frozen().expect("a cgroup"))
+    }
+
+    fn freezer(&self) -> Option<Freezer> {
+        let parent = Parent::prepare(self.installation.scratch().cgroup_parent(), true).ok()?;
+        parent.freezer().ok()
+    }
+
+    /// The pid of its lease watchdog, which outlives it. Its command line names our cgroup.
+    fn watchdog(&self) -> Option<u32> {
+        let own = self.installation.scratch().cgroup_parent();
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        pids.find(|pid| {
+            let command = command_line(*pid);
+            command.contains(" lease-watchdog ") && command.contains(own)
+        })
+    }
+
     /// Host pids of the first processes of its sandboxes.
     pub fn sandboxes(&self) -> Vec<u32> {
         self.installation.pids_inside(1)
@@ -111,5 +139,19 @@ impl Member {
 
     fn log_path(&self) -> PathBuf {
         self.logs.join(format!("{}.log", self.machine.name))
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        drop(self.process.get_mut().take());
+        if self.command != "node" {
+            return;
+        }
+        self.kill_watchdog();
+        // Frozen processes could not be killed with the rest of the installation.
+        if let Some(freezer) = self.freezer() {
+            let _ = freezer.kill();
+        }
     }
 }

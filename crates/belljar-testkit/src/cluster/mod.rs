@@ -79,7 +79,7 @@ pub struct Cluster {
     pub gateways: Vec<Arc<Member>>,
     pub s3: Proxy,
     pub postgres: Postgres,
-    /// Of an administrator.
+    /// An API key of the default tenant.
     pub key: String,
     _objects: S3Server,
     directory: TempDir,
@@ -98,8 +98,9 @@ impl Cluster {
         make_authority(&directory);
         let network = Network::new();
         let postgres = Postgres::start(&network).await;
-        let objects = S3Server::start().await;
-        let s3 = Proxy::start(network.own_address(), objects.address()).await;
+        let objects = S3Server::start();
+        let target = objects.endpoint().replace("http://", "").parse().expect("an address");
+        let s3 = Proxy::start(network.own_address(), target).await;
         let env = Cluster::settings(&directory, &postgres, &s3, &objects, plan.env);
         let mut cluster = Cluster {
             nodes: Vec::new(),
@@ -116,7 +117,7 @@ impl Cluster {
             cluster.add_node().await;
         }
         cluster.has_ready_nodes(plan.nodes).await;
-        cluster.key = cluster.make_key(&["--name", "test", "--admin"]);
+        cluster.key = cluster.make_key(&["--name", "test"]);
         for _ in 0..plan.gateways {
             cluster.add_gateway().await;
         }
@@ -133,17 +134,14 @@ impl Cluster {
         let file = |name: &str| directory.path().join(name).display().to_string();
         let own = [
             ("BELLJAR_DATABASE_URL", postgres.url()),
-            ("BELLJAR_BLOBS_URL", format!("s3://{}/cluster", objects.bucket())),
-            ("AWS_ENDPOINT_URL", format!("http://{}", s3.address)),
-            ("AWS_REGION", objects.region().to_owned()),
-            ("AWS_ACCESS_KEY_ID", objects.access_key().to_owned()),
-            ("AWS_SECRET_ACCESS_KEY", objects.secret_key().to_owned()),
             ("BELLJAR_CLUSTER_CA", file("ca.pem")),
             ("BELLJAR_CLUSTER_CA_KEY", file("ca.key")),
-            ("BELLJAR_LEASE_S", LEASE.as_secs_f64().to_string()),
+            ("BELLJAR_LEASE_S", LEASE.as_secs().to_string()),
         ];
-        let own = own.into_iter().map(|(name, value)| (name.to_owned(), value));
-        own.chain(more).collect()
+        let through_proxy = [("AWS_ENDPOINT_URL", format!("http://{}", s3.address))];
+        let own = objects.settings().into_iter().chain(own).chain(through_proxy);
+        // Of several values of a setting the last one counts.
+        own.map(|(name, value)| (name.to_owned(), value)).chain(more).collect()
     }
 
     /// Starts one more node.
@@ -211,7 +209,7 @@ impl Cluster {
     /// Creates an API key with `belljar key create` and returns its secret.
     pub fn make_key(&self, args: &[&str]) -> String {
         let made = self.nodes[0].installation.key(args);
-        text(&made["key"]).to_owned()
+        text(&made["secret"]).to_owned()
     }
 
     /// Which node owns a session; none while it is asleep.

@@ -47,7 +47,7 @@ impl Postgres {
     }
 
     pub fn url(&self) -> String {
-        format!("postgres://belljar@{}:5432/belljar", self.machine.address)
+        format!("postgres://belljar@{}:5432/belljar?sslmode=disable", self.machine.address)
     }
 
     /// Kills all server processes at once, as after a crash: `pg_ctl stop -m immediate`.

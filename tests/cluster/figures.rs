@@ -1,0 +1,149 @@
+//! What a cluster costs in comparison with a single server, in the same run: `make bench-cluster`.
+//!
+//! The binary is the one of the tests, without optimizations. So the ratios are figures, and the times are not.
+
+use std::time::{Duration, Instant};
+
+use belljar_testkit::client::Client;
+use belljar_testkit::cluster::{Cluster, Plan};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use serde_json::json;
+
+use crate::moves::is_released;
+use crate::{answered, skip_without_cluster};
+
+const ROUNDS: usize = 50;
+const WAKES: usize = 10;
+const DRAINED: usize = 40;
+
+#[tokio::test]
+#[ignore = "prints figures; make bench-cluster runs it"]
+async fn compared_with_a_single_server() {
+    skip_without_cluster!();
+    let single = Server::start().await;
+    let cluster = Plan::new(3, 2).start().await;
+    let (direct, gateway) = (single.client(), cluster.client(0));
+    for (name, limit, one, many) in [
+        ("a small request", "gateway hop", show(&direct).await, show(&gateway).await),
+        ("create a session", "<= 2x", create(&direct).await, create(&gateway).await),
+        ("execute", "", execute(&direct).await, execute(&gateway).await),
+    ] {
+        print(name, one, many, limit);
+    }
+    wakes(&cluster).await;
+    drain(&cluster).await;
+    failover(&cluster).await;
+}
+
+fn print(name: &str, one: Duration, many: Duration, limit: &str) {
+    let ratio = many.as_secs_f64() / one.as_secs_f64();
+    println!("{name}: {one:.1?} single, {many:.1?} cluster, {ratio:.2}x, {:.1?} more {limit}", many.saturating_sub(one));
+}
+
+/// The median.
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+async fn show(client: &Client) -> Duration {
+    let session = client.session_with(json!({})).await;
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        let begun = Instant::now();
+        session.show().await;
+        times.push(begun.elapsed());
+    }
+    session.stop().await;
+    median(times)
+}
+
+async fn create(client: &Client) -> Duration {
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        let begun = Instant::now();
+        let session = client.session_with(json!({})).await;
+        times.push(begun.elapsed());
+        session.stop().await;
+    }
+    median(times)
+}
+
+async fn execute(client: &Client) -> Duration {
+    let session = client.session_with(json!({})).await;
+    session.printed("x = 1").await;
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        let begun = Instant::now();
+        session.printed("print(x)").await;
+        times.push(begun.elapsed());
+    }
+    session.stop().await;
+    median(times)
+}
+
+/// A session that no node owns, and the node that had it.
+async fn asleep(cluster: &Cluster) -> (Session, usize) {
+    let session = cluster.client(0).session_with(json!({})).await;
+    session.printed("x = list(range(100_000))").await;
+    let owner = cluster.owner(&session.id).expect("an owner");
+    session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
+    is_released(cluster, &session).await;
+    (session, owner)
+}
+
+async fn wakes(cluster: &Cluster) {
+    let (mut same, mut other) = (Vec::new(), Vec::new());
+    for round in 0..WAKES {
+        let (session, owner) = asleep(cluster).await;
+        let gateways = [cluster.gateways[0].machine.address, cluster.gateways[1].machine.address];
+        let cut = round % 2 == 1;
+        if cut {
+            // The gateway finds another node for it.
+            cluster.nodes[owner].machine.refuse(&gateways);
+        }
+        let begun = Instant::now();
+        answered(&session, json!({"code": "print(len(x))"})).await;
+        let took = begun.elapsed();
+        match cluster.owner(&session.id) == Some(owner) {
+            true => same.push(took),
+            false => other.push(took),
+        }
+        cluster.nodes[owner].machine.reconnect();
+        session.stop().await;
+    }
+    if !same.is_empty() && !other.is_empty() {
+        let (one, many) = (median(same), median(other));
+        print("wake on the same node, on another", one, many, "<= 5x");
+    }
+}
+
+async fn drain(cluster: &Cluster) {
+    let mut sessions = Vec::new();
+    for _ in 0..DRAINED {
+        let session = cluster.client(0).session_with(json!({"limits": {"memory": "96M"}})).await;
+        session.printed("x = 1").await;
+        sessions.push(session);
+    }
+    let owned = sessions.iter().filter(|session| cluster.owner(&session.id) == Some(0)).count();
+    let begun = Instant::now();
+    cluster.nodes[0].terminate().await;
+    println!("drain of {owned} sessions: {:.1?}", begun.elapsed());
+    cluster.nodes[0].start().await;
+    cluster.has_ready_nodes(3).await;
+    for session in sessions {
+        session.stop().await;
+    }
+}
+
+async fn failover(cluster: &Cluster) {
+    let (session, _) = asleep(cluster).await;
+    answered(&session, json!({"code": "x = 2"})).await;
+    let owner = cluster.owner(&session.id).expect("an owner");
+    cluster.nodes[owner].kill().await;
+    let begun = Instant::now();
+    answered(&session, json!({"code": "print(x)"})).await;
+    println!("failover with a lease of 3 s: {:.1?} (with 30 s: 27 s more)", begun.elapsed());
+    cluster.nodes[owner].start().await;
+}

@@ -1,0 +1,60 @@
+//! Sessions that go on on another node: after hibernation, and when their node is drained.
+
+use belljar_testkit::cluster::Cluster;
+use belljar_testkit::session::Session;
+use belljar_testkit::wait::eventually;
+use serde_json::json;
+
+use crate::{answered, skip_without_cluster};
+
+/// Waits until the snapshot of a session is in S3 and no node owns the session.
+pub(crate) async fn is_released(cluster: &Cluster, session: &Session) {
+    let released = format!("select owner is null from sessions where id = '{}'", session.id);
+    cluster.postgres.returns(&released, "t").await;
+}
+
+#[tokio::test]
+async fn a_session_wakes_on_another_node() {
+    skip_without_cluster!();
+    let cluster = Cluster::with(2, 1).await;
+    let session = cluster.client(0).session_with(json!({})).await;
+    session.printed("x = [1, 2]; open('f', 'w').write('kept')").await;
+    let first = cluster.owner(&session.id).expect("an owner");
+    let asleep = session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
+    assert_eq!(asleep["state"], "hibernated", "{asleep:#}");
+    is_released(&cluster, &session).await;
+    assert_eq!(session.show().await["state"], "hibernated");
+    cluster.nodes[first].terminate().await;
+    let result = answered(&session, json!({"code": "x.append(3); print(x, open('f').read())"})).await;
+    assert_eq!((&result["stdout"], &result["kernel_state"]), (&json!("[1, 2, 3] kept\n"), &json!("kept")), "{result:#}");
+    assert_eq!(cluster.owner(&session.id), Some(1 - first));
+}
+
+#[tokio::test]
+async fn a_drained_node_keeps_all_its_sessions() {
+    skip_without_cluster!();
+    let mut cluster = Cluster::with(1, 1).await;
+    let client = cluster.client(0);
+    let mut sessions = Vec::new();
+    for n in 0..4 {
+        let session = client.session_with(json!({})).await;
+        session.printed(&format!("x = {n}; open('f', 'w').write('{n}')")).await;
+        sessions.push(session);
+    }
+    cluster.add_node().await;
+    cluster.has_ready_nodes(2).await;
+    cluster.nodes[0].terminate().await;
+    for (n, session) in sessions.iter().enumerate() {
+        let result = answered(session, json!({"code": "print(x, open('f').read())"})).await;
+        assert_eq!(result["stdout"], format!("{n} {n}\n"), "{result:#}");
+        assert_eq!(result["kernel_state"], "kept", "{result:#}");
+        assert_eq!(cluster.owner(&session.id), Some(1));
+    }
+    cluster.nodes[0].start().await;
+    cluster.has_ready_nodes(2).await;
+    eventually("the node creates sessions again", async || {
+        let session = client.session_with(json!({})).await;
+        cluster.owner(&session.id) == Some(0)
+    })
+    .await;
+}
