@@ -249,7 +249,7 @@ async fn sessions_of_a_lost_node_go_on_from_their_snapshots() {
     let new = lost.put_session(session("new"), Durability::Process).await;
     assert!(matches!(new, Err(StoreError::Fenced { .. })), "a lost node adds no sessions");
 
-    let phase = async |id| other.session(id).await.unwrap().unwrap().phase;
+    let phase = async |id: &str| other.session(id).await.unwrap().unwrap().phase;
     assert_eq!(phase("s").await, Phase::Failed);
     assert_eq!(phase("stopping").await, Phase::Stopped);
     assert!(other.unfinished_execs("s").await.unwrap().is_empty());
