@@ -494,6 +494,6 @@ async fn connections_are_encrypted_as_the_url_says() {
     let certificate = std::fs::read(&roots).unwrap();
     let copy = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(copy.path(), certificate).unwrap();
-    let verified = open(&format!("sslmode=verify-full&sslrootcert={}", copy.path().display()));
-    verified.await.unwrap().check().await.unwrap();
+    let parameters = format!("sslmode=verify-full&sslrootcert={}", copy.path().display());
+    open(&parameters).await.unwrap().check().await.unwrap();
 }
