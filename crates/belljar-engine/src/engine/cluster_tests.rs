@@ -225,6 +225,8 @@ fn config(directory: &Path, node: &str) -> EngineConfig {
         workspaces: Default::default(),
         artifact_store: ArtifactStoreConfig {
             blobs_dir: below("blobs"),
+            catalog: None,
+            objects: None,
             database: below("artifacts.db"),
             key_file: below("links.key"),
             sessions_root: below("sessions"),

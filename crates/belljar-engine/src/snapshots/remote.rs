@@ -172,7 +172,8 @@ impl RemoteSnapshots {
         let directory =
             format!("snapshots/{session}/{epoch}-{}", belljar_sys::process::random_name());
         let known = self.known(session);
-        let sending = local.into_iter().map(|file| self.send(file, &directory, &known));
+        let sending: Vec<_> =
+            local.into_iter().map(|file| self.send(file, &directory, &known)).collect();
         let sending = futures_util::stream::iter(sending).buffered(FILES_AT_ONCE);
         // Not cancelled at the first error: that would leave pieces of the others in the bucket.
         let sent: Vec<Result<RemoteFile, ObjectError>> = sending.collect().await;
@@ -198,7 +199,8 @@ impl RemoteSnapshots {
     ) -> Result<Manifest, EngineError> {
         let pointer = read(pointer).map_err(EngineError::KeepSnapshot)?;
         into.run(SnapshotFiles::make).await.map_err(EngineError::KeepSnapshot)?;
-        let fetching = pointer.files.iter().map(|file| self.receive(file, into));
+        let fetching: Vec<_> =
+            pointer.files.iter().map(|file| self.receive(file, into)).collect();
         let fetching = futures_util::stream::iter(fetching).buffer_unordered(FILES_AT_ONCE);
         // Not cancelled at the first error, so that the next call finds the others.
         let fetched: Vec<io::Result<()>> = fetching.collect().await;
