@@ -214,6 +214,9 @@ fn sandboxes_have_ids_of_their_own_within_65536() {
     assert!(ids.as_str().expect("text").contains("of 64 ids, for at most 1006"), "{ids}");
     assert_eq!(finding(&diagnosis, "no network")["state"], "ok");
     assert_eq!(diagnosis["usable"], true, "{diagnosis:#}");
+    // Loop devices cannot be mounted there, even if the container has some.
+    let files = &finding(&diagnosis, "session files")["detail"];
+    assert!(files.as_str().expect("text").contains("not enforced: a user namespace"), "{files}");
 }
 
 #[test]

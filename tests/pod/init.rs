@@ -35,17 +35,15 @@ async fn serve(installation: &Arc<Installation>) -> Server {
     installation.serve_by(init(installation, &[belljar_testkit::belljar(), "serve"])).await
 }
 
-/// The pid, outside, of the process with this command line below `root`.
-fn below(root: u32, words: &str) -> Option<u32> {
+/// The pid, outside, of the server below `root`.
+fn server_below(root: u32) -> Option<u32> {
     let pids = procfs::descendants(&procfs::parents(), root);
-    pids.into_iter().find(|pid| {
-        let line = command_line(*pid);
-        line.starts_with(belljar_testkit::belljar()) && line.trim_end().ends_with(words)
-    })
+    let server = format!("{} serve", belljar_testkit::belljar());
+    pids.into_iter().find(|pid| command_line(*pid).trim_end() == server)
 }
 
 fn server_pid(server: &Server) -> u32 {
-    below(server.pid(), "belljar serve").expect("a server")
+    server_below(server.pid()).expect("a server")
 }
 
 fn init_pid(server: &Server) -> u32 {
@@ -62,7 +60,7 @@ async fn replaced_after(server: &Server, pid: u32, signal: i32) {
     process::signal(pid, signal).expect("it lives");
     let socket = server.path("api.sock");
     eventually("another server listens", async || {
-        below(server.pid(), "belljar serve").is_some_and(|pid| pid != before)
+        server_below(server.pid()).is_some_and(|pid| pid != before)
             && UnixStream::connect(&socket).await.is_ok()
     })
     .await;

@@ -88,6 +88,9 @@ impl VolumeKind {
         if !may_mount() {
             return Some(MOUNTING_NEEDS_ROOT);
         }
+        if privileges::in_user_namespace() {
+            return Some("a user namespace cannot mount file systems of disks");
+        }
         if !LoopDevice::is_possible() {
             return Some("there are no loop devices (/dev/loop-control)");
         }

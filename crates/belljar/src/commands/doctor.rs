@@ -75,7 +75,7 @@ pub(crate) fn doctor(args: &DoctorArgs, settings: &Settings) -> Result<ExitCode>
     findings.push(session_files(settings));
     findings.extend(match Prepared::start(settings) {
         Ok(prepared) => sandboxes(prepared, settings)?,
-        Err(error) => vec![no_namespaces(&error)],
+        Err(error) => vec![no_namespaces(&error, posture)],
     });
     findings.extend(objects(settings));
     findings.extend([chromium(settings), node()]);
@@ -250,7 +250,7 @@ fn volumes(settings: &Settings, posture: Posture) -> Finding {
     if posture == Posture::UserNamespace {
         let detail = "none can be mounted: file systems of the machine do not translate user ids \
                       for a user namespace";
-        return weak(detail.into(), "run the server in a privileged container");
+        return weak(detail.into(), "for volumes, run the server in a privileged container");
     }
     let (kind, why) = settings.volumes.config(settings.strict).new_kind();
     match (kind, why) {
@@ -400,15 +400,23 @@ async fn other_engine(settings: &Settings) -> Finding {
     }
 }
 
-fn no_namespaces(error: &anyhow::Error) -> Finding {
+fn no_namespaces(error: &anyhow::Error, posture: Posture) -> Finding {
+    let advice = match posture {
+        Posture::Machine => {
+            "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1, \
+             user.max_user_namespaces>0, kernel.apparmor_restrict_unprivileged_userns=0; or \
+             use a container engine: BELLJAR_BACKEND=docker"
+        }
+        _ => {
+            "let this container make user namespaces: run it privileged, or with the capability \
+             SYS_ADMIN, no seccomp profile and no AppArmor profile"
+        }
+    };
     Finding {
         feature: "namespaces",
         state: State::Broken,
         detail: format!("{error:#}"),
-        advice: "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1, \
-                 user.max_user_namespaces>0, kernel.apparmor_restrict_unprivileged_userns=0; or \
-                 use a container engine: BELLJAR_BACKEND=docker"
-            .into(),
+        advice: advice.into(),
     }
 }
 
