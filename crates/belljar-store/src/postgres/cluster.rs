@@ -66,7 +66,8 @@ const EXPIRE: &str = "UPDATE nodes SET state = 'lost'
      RETURNING id";
 
 /// Takes all sessions of nodes that are lost or gone. Also those that a lost node stored before it
-/// knew that it was lost.
+/// knew that it was lost. The rows of the nodes are locked too: a node that registers again at the
+/// same time keeps its sessions.
 const TAKE: &str = "UPDATE sessions SET owner = NULL, epoch = sessions.epoch + 1, handle = NULL,
          phase = CASE WHEN phase = 'stopping' THEN 'stopped'
              WHEN snapshot IS NULL THEN 'failed' ELSE 'hibernated' END,
@@ -76,7 +77,7 @@ const TAKE: &str = "UPDATE sessions SET owner = NULL, epoch = sessions.epoch + 1
              WHEN snapshot IS NULL THEN 'its node was lost' END
      FROM (SELECT s.id, s.owner FROM sessions s JOIN nodes n ON n.id = s.owner
            WHERE n.state IN ('lost', 'gone') AND s.phase NOT IN ('stopped', 'failed')
-           FOR UPDATE OF s) AS old
+           FOR UPDATE OF s FOR SHARE OF n) AS old
      WHERE sessions.id = old.id
      RETURNING old.owner, sessions.id, phase";
 
