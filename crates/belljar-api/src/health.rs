@@ -82,7 +82,7 @@ impl Wellness {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => tracing::error!("{}", belljar_engine::in_full(error)),
                     Err(_) => {
-                        tracing::error!("S3 (BELLJAR_BLOBS_URL) did not answer in {PATIENCE:?}")
+                        tracing::error!("S3 (BELLJAR_BLOBS_URL) did not answer in {PATIENCE:?}");
                     }
                 }
                 let reached = matches!(answer, Ok(Ok(())));

@@ -172,8 +172,7 @@ impl RemoteSnapshots {
         let directory =
             format!("snapshots/{session}/{epoch}-{}", belljar_sys::process::random_name());
         let known = self.known(session);
-        let sending: Vec<_> =
-            local.into_iter().map(|file| self.send(file, &directory, &known)).collect();
+        let sending = local.into_iter().map(|file| self.send(file, &directory, &known));
         let sending = futures_util::stream::iter(sending).buffered(FILES_AT_ONCE);
         // Not cancelled at the first error: that would leave pieces of the others in the bucket.
         let sent: Vec<Result<RemoteFile, ObjectError>> = sending.collect().await;
@@ -199,8 +198,7 @@ impl RemoteSnapshots {
     ) -> Result<Manifest, EngineError> {
         let pointer = read(pointer).map_err(EngineError::KeepSnapshot)?;
         into.run(SnapshotFiles::make).await.map_err(EngineError::KeepSnapshot)?;
-        let fetching: Vec<_> =
-            pointer.files.iter().map(|file| self.receive(file, into)).collect();
+        let fetching = pointer.files.clone().into_iter().map(|file| self.receive(file, into));
         let fetching = futures_util::stream::iter(fetching).buffer_unordered(FILES_AT_ONCE);
         // Not cancelled at the first error, so that the next call finds the others.
         let fetched: Vec<io::Result<()>> = fetching.collect().await;
@@ -243,7 +241,6 @@ impl RemoteSnapshots {
 
     /// Removes shared layers that no session refers to and that are older than a day. `pointers` are those of all
     /// sessions of all nodes, read after `now_ms`. Only one node may sweep at a time.
-    #[allow(dead_code, reason = "no node sweeps yet: the store does not list all pointers")]
     pub(crate) async fn sweep_common(
         &self,
         now_ms: i64,
@@ -315,7 +312,7 @@ impl RemoteSnapshots {
     }
 
     /// Makes sure that the directory has a file of a snapshot.
-    async fn receive(&self, remote: &RemoteFile, into: &SessionSnapshots) -> io::Result<()> {
+    async fn receive(&self, remote: RemoteFile, into: &SessionSnapshots) -> io::Result<()> {
         let (state, wanted) = (Arc::clone(&self.0), remote.clone());
         let is_there = move |files: &SnapshotFiles| {
             let own = files.path(wanted.id, wanted.kind.name());
@@ -336,14 +333,14 @@ impl RemoteSnapshots {
         }
         let wanted = remote.clone();
         if remote.is_common() {
-            let cached = self.0.cache.get(&self.0, remote).await?;
+            let cached = self.0.cache.get(&self.0, &remote).await?;
             let link = move |files: &SnapshotFiles| {
                 replace_by_link(&cached, &files.path(wanted.id, wanted.kind.name()))
             };
             return into.run(link).await;
         }
         let place = into.run(move |files| Ok(files.path(wanted.id, wanted.kind.name()))).await?;
-        self.0.download(remote, place).await
+        self.0.download(&remote, place).await
     }
 
     fn known(&self, session: &str) -> Vec<RemoteFile> {

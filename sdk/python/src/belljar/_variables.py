@@ -7,13 +7,17 @@ from __future__ import annotations
 DEFAULTS = {
     "BELLJAR_HOME": "",
     "BELLJAR_STATE_DIR": "",
-    "BELLJAR_DATABASE_URL": "",
     "SESSIONS_ROOT": "",
     "BELLJAR_SESSION_SIZE": "4G",
     "BELLJAR_SESSION_FILES": "auto",
     "BELLJAR_SESSION_RETENTION": "0",
     "BELLJAR_OUTPUTS_DIR": "outputs",
     "BLOBSTORE_DIR": "",
+    "BELLJAR_BLOBS_URL": "",
+    "AWS_ENDPOINT_URL": "",
+    "AWS_REGION": "us-east-1",
+    "AWS_ACCESS_KEY_ID": "",
+    "AWS_SECRET_ACCESS_KEY": "",
     "ARTIFACTS_DB": "",
     "BELLJAR_EXPORTS_DIR": "exports",
     "BELLJAR_RUN_DIR": "",
@@ -112,7 +116,7 @@ INTERNAL = (
 
 #: Their values are never shown.
 SECRET = (
-    "BELLJAR_DATABASE_URL",
+    "AWS_SECRET_ACCESS_KEY",
     "BELLJAR_REGISTRY_PASSWORD",
     "BELLJAR_DATASET_SOURCES",
     "BELLJAR_NETWORK_SECRETS",

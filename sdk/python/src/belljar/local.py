@@ -101,6 +101,8 @@ _WITH_VARIABLES = ("BELLJAR_DATASET_SOURCES", "BELLJAR_NETWORK_SECRETS")
 _NOT_PASSED_ON = {
     "BELLJAR_BINARY", "BELLJAR_URL", "BELLJAR_API_KEY", "BELLJAR_LISTEN", "BELLJAR_UNIX", "BELLJAR_TLS_CERT",
     "BELLJAR_TLS_KEY",
+    # A local server keeps artifacts in a directory. Many programs have these keys for their own purposes.
+    "BELLJAR_BLOBS_URL", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",
 }  # fmt: skip
 # A model's API key, which most programs have for their own purposes: it is passed on only if tools need it.
 MODEL_KEY = ("OPENAI_API_KEY", "OPENAI_BASE_URL")

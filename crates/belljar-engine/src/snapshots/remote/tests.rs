@@ -270,6 +270,18 @@ async fn faults_of_the_server_are_survived_or_reported() {
     }
 }
 
+/// Drivers run on any thread.
+#[test]
+fn uploads_and_fetches_can_move_between_threads() {
+    fn must_be_send<T: Send>(_: impl Fn(RemoteSnapshots, SessionSnapshots, Manifest) -> T) {}
+    must_be_send(|remote, snapshots, manifest| async move {
+        let pointer = remote.upload("ses_1", 1, &snapshots, &manifest).await?;
+        remote.fetch(&pointer, &snapshots).await?;
+        remote.prune(&pointer).await?;
+        remote.remove("ses_1").await
+    });
+}
+
 #[test]
 fn ids_of_two_nodes_differ_and_grow() {
     let directory = tempfile::tempdir().unwrap();
