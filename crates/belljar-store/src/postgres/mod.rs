@@ -134,7 +134,6 @@ impl Store for PostgresStore {
     }
 }
 
-
 fn to_json(value: &impl Serialize) -> Result<String, Failed> {
     serde_json::to_string(value).map_err(|error| Failed::Value(error.to_string()))
 }
