@@ -23,6 +23,8 @@ pub struct ClusterSettings {
     pub lease: Duration,
     /// How long a stopping node takes to give its sessions away.
     pub node_drain: Duration,
+    /// How often awake sessions are copied to S3.
+    pub snapshot_every: Option<Duration>,
     /// Health checks and metrics without TLS and keys.
     pub health_listen: Option<SocketAddr>,
 }
@@ -40,6 +42,9 @@ impl ClusterSettings {
             node_drain: Duration::from_secs(
                 values.read("BELLJAR_NODE_DRAIN_S", parse::number(0..=86_400))?,
             ),
+            snapshot_every: values
+                .limit("BELLJAR_SNAPSHOT_EVERY_S", parse::seconds_or_0)?
+                .map(Duration::from_secs),
             health_listen: values.optional("BELLJAR_HEALTH_LISTEN", parse::address)?,
         })
     }
@@ -77,7 +82,7 @@ mod tests {
         assert_eq!(cluster.node_listen.to_string(), "0.0.0.0:8444");
         assert_eq!((cluster.lease.as_secs(), cluster.node_drain.as_secs()), (30, 570));
         assert_eq!((cluster.node_id, cluster.node_address), (None, None));
-        assert_eq!(cluster.health_listen, None);
+        assert_eq!((cluster.health_listen, cluster.snapshot_every), (None, None));
     }
 
     #[test]

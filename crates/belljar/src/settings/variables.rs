@@ -853,6 +853,14 @@ pub const GROUPS: &[Group] = &[
                  them.",
             ),
             variable(
+                "BELLJAR_SNAPSHOT_EVERY_S",
+                "seconds, 0 to 315360000",
+                "0",
+                "How often a node copies its awake sessions to BELLJAR_BLOBS_URL. If the node is lost,\n\
+                 they go on from there. 0: never; then only sleeping sessions and those with\n\
+                 checkpoints go on.",
+            ),
+            variable(
                 "BELLJAR_HEALTH_LISTEN",
                 "an IP address and a port",
                 "",

@@ -63,7 +63,7 @@ pub(crate) fn engine_config(
         snapshots,
         max_ttl_s: server.max_ttl_s,
         node,
-        snapshot_every: None,
+        snapshot_every: settings.cluster.snapshot_every,
     }
 }
 
