@@ -62,7 +62,11 @@ async fn a_node_that_is_started_again_in_time_keeps_its_sessions() {
     cluster.nodes[owner].kill().await;
     cluster.nodes[owner].start().await;
     let result = answered(&session, json!({"code": "print(x)"})).await;
-    assert_eq!((&result["stdout"], &result["kernel_state"]), (&json!("5\n"), &json!("kept")), "{result:#}");
+    assert_eq!(
+        (&result["stdout"], &result["kernel_state"]),
+        (&json!("5\n"), &json!("kept")),
+        "{result:#}"
+    );
     assert_eq!(cluster.owner(&session.id), Some(owner));
 }
 

@@ -239,7 +239,9 @@ async fn of_node(cluster: &Cluster, number: usize, fault: &Fault) {
                 Kind::CutNodeFromPostgres => vec![cluster.postgres.machine.address],
                 Kind::CutNodeFromS3 => vec![cluster.own_address()],
                 Kind::CutNodeFromGateways => gateways.collect(),
-                _ => gateways.chain([cluster.postgres.machine.address, cluster.own_address()]).collect(),
+                _ => gateways
+                    .chain([cluster.postgres.machine.address, cluster.own_address()])
+                    .collect(),
             };
             node.machine.cut_off(&peers, fault.direction);
             wait.await;

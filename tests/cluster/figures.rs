@@ -38,7 +38,10 @@ async fn compared_with_a_single_server() {
 
 fn print(name: &str, one: Duration, many: Duration, limit: &str) {
     let ratio = many.as_secs_f64() / one.as_secs_f64();
-    println!("{name}: {one:.1?} single, {many:.1?} cluster, {ratio:.2}x, {:.1?} more {limit}", many.saturating_sub(one));
+    println!(
+        "{name}: {one:.1?} single, {many:.1?} cluster, {ratio:.2}x, {:.1?} more {limit}",
+        many.saturating_sub(one)
+    );
 }
 
 /// The median.

@@ -12,20 +12,41 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Op {
-    Create { session: String },
+    Create {
+        session: String,
+    },
     /// Appends a number that is used only once to the session's list and file, and returns both.
-    Append { session: String, number: u64 },
-    Hibernate { session: String },
+    Append {
+        session: String,
+        number: u64,
+    },
+    Hibernate {
+        session: String,
+    },
     /// `child` is a name that the test gives; the session gets it when the fork succeeds.
-    Fork { session: String, child: String },
+    Fork {
+        session: String,
+        child: String,
+    },
     /// What the session says about itself.
-    Show { session: String },
-    Stop { session: String },
+    Show {
+        session: String,
+    },
+    Stop {
+        session: String,
+    },
     /// A run outside of sessions that computes `number * 2`.
-    Run { number: u64 },
+    Run {
+        number: u64,
+    },
     /// Writes an artifact with this content.
-    Publish { session: String, number: u64 },
-    Fetch { artifact: String },
+    Publish {
+        session: String,
+        number: u64,
+    },
+    Fetch {
+        artifact: String,
+    },
 }
 
 impl Op {
@@ -78,14 +99,24 @@ pub(crate) enum Outcome {
     State(State),
     Said(Said),
     /// The artifact and the SHA-256 sum of its content.
-    Artifact { id: String, sha256: String },
+    Artifact {
+        id: String,
+        sha256: String,
+    },
     Number(u64),
     /// It was refused and has changed nothing.
-    Refused { status: u16, code: String },
+    Refused {
+        status: u16,
+        code: String,
+    },
     /// The session has ended; `said` is what it gives as the reason.
-    Ended { because: String },
+    Ended {
+        because: String,
+    },
     /// An answer is missing, or does not say whether it happened.
-    Unknown { why: String },
+    Unknown {
+        why: String,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

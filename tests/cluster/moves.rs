@@ -25,8 +25,13 @@ async fn a_session_wakes_on_another_node() {
     is_released(&cluster, &session).await;
     assert_eq!(session.show().await["state"], "hibernated");
     cluster.nodes[first].terminate().await;
-    let result = answered(&session, json!({"code": "x.append(3); print(x, open('f').read())"})).await;
-    assert_eq!((&result["stdout"], &result["kernel_state"]), (&json!("[1, 2, 3] kept\n"), &json!("kept")), "{result:#}");
+    let result =
+        answered(&session, json!({"code": "x.append(3); print(x, open('f').read())"})).await;
+    assert_eq!(
+        (&result["stdout"], &result["kernel_state"]),
+        (&json!("[1, 2, 3] kept\n"), &json!("kept")),
+        "{result:#}"
+    );
     assert_eq!(cluster.owner(&session.id), Some(1 - first));
 }
 

@@ -38,7 +38,8 @@ async fn work_goes_on_while_postgres_is_away() {
     assert!(refused > 5, "{refused} answers in 10 s");
     cluster.postgres.resume().await;
     let back = Instant::now();
-    eventually("new sessions", async || client.post("/v1/sessions", json!({})).await.status == 201).await;
+    eventually("new sessions", async || client.post("/v1/sessions", json!({})).await.status == 201)
+        .await;
     assert!(back.elapsed() < Duration::from_secs(2), "{} ms", back.elapsed().as_millis());
     // The client may have its answer, or gets it when it asks again.
     let _ = running.await.expect("a request that was answered");
@@ -59,7 +60,11 @@ async fn an_outage_longer_than_the_lease_costs_no_session() {
     tokio::time::sleep(Duration::from_secs(10)).await;
     cluster.postgres.resume().await;
     let result = answered(&session, json!({"code": "print(x)"})).await;
-    assert_eq!((&result["stdout"], &result["kernel_state"]), (&json!("7\n"), &json!("kept")), "{result:#}");
+    assert_eq!(
+        (&result["stdout"], &result["kernel_state"]),
+        (&json!("7\n"), &json!("kept")),
+        "{result:#}"
+    );
 }
 
 #[tokio::test]
@@ -75,7 +80,11 @@ async fn a_session_hibernates_while_s3_is_away_and_loses_nothing() {
         let owner = cluster.owner(&session.id);
         assert!(owner.is_some(), "its only snapshot is on its node");
         let result = answered(&session, json!({"code": "print(x)"})).await;
-        assert_eq!((&result["stdout"], &result["kernel_state"]), (&json!("9\n"), &json!("kept")), "{result:#}");
+        assert_eq!(
+            (&result["stdout"], &result["kernel_state"]),
+            (&json!("9\n"), &json!("kept")),
+            "{result:#}"
+        );
         session.client.post(&session.path("/hibernate"), json!({})).await;
         // The session says that its snapshot is not in S3 yet.
         eventually("a warning about S3", async || {

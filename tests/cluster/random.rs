@@ -46,7 +46,11 @@ async fn faults_violate_no_promise() {
     let history = history_path(seed);
     let world = World::new(&cluster, Recorder::new(&history));
     let clients: Vec<_> = (0..CLIENTS)
-        .map(|n| tokio::spawn(Arc::clone(&world).client(Dice::new(seed.wrapping_mul(31).wrapping_add(n)))))
+        .map(|n| {
+            tokio::spawn(
+                Arc::clone(&world).client(Dice::new(seed.wrapping_mul(31).wrapping_add(n))),
+            )
+        })
         .collect();
     let end = tokio::time::Instant::now() + Duration::from_secs(seconds);
     let schedule = Schedule::new(seed, NODES, GATEWAYS);

@@ -29,7 +29,10 @@ async fn a_session_answers_through_every_gateway() {
     }
     Session::of(&second, &session.id).stop().await;
     first.post(&session.path("/exec"), json!({"code": "1"})).await.error(410, "session_ended");
-    first.get("/v1/sessions/ses_00000000000000000000000000000000").await.error(404, "session_not_found");
+    first
+        .get("/v1/sessions/ses_00000000000000000000000000000000")
+        .await
+        .error(404, "session_not_found");
 }
 
 #[tokio::test]
@@ -93,7 +96,8 @@ async fn gateways_share_quotas_and_rates() {
     }
     sessions[0].stop().await;
     clients[1].session_with(json!({})).await;
-    let key = cluster.make_key(&["--name", "slow", "--tenant", "slow", "--requests-per-minute", "30"]);
+    let key =
+        cluster.make_key(&["--name", "slow", "--tenant", "slow", "--requests-per-minute", "30"]);
     tokio::time::sleep(Duration::from_secs(2)).await;
     let clients = [cluster.client(0).with_key(&key), cluster.client(1).with_key(&key)];
     let mut accepted = 0;

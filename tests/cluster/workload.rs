@@ -161,8 +161,14 @@ impl World {
             let gateway = dice.index(self.gateways.len());
             let call = self.recorder.invoke(gateway, op.clone());
             let text = if body.is_null() { String::new() } else { body.to_string() };
-            let answer =
-                caller::call(self.gateways[gateway], &self.key, (method.clone(), path), text, PATIENCE).await;
+            let answer = caller::call(
+                self.gateways[gateway],
+                &self.key,
+                (method.clone(), path),
+                text,
+                PATIENCE,
+            )
+            .await;
             let outcome = match &answer {
                 Ok(reply) => self.judge(&op, reply, &understand),
                 Err(NoAnswer::NotSent(why)) => Outcome::Refused { status: 0, code: why.clone() },
@@ -188,19 +194,21 @@ impl World {
             200..300 => understand(reply),
             503 | 429 => {
                 if reply.retry_after.is_none() {
-                    self.wrong.lock().expect("not poisoned").push(format!("no Retry-After: {}", error()));
+                    self.wrong
+                        .lock()
+                        .expect("not poisoned")
+                        .push(format!("no Retry-After: {}", error()));
                 }
                 // Only some of these say that nothing was done.
                 Outcome::Unknown { why: format!("{} {code}", reply.status) }
             }
             404 | 410 if op.session().is_some() => {
-                let because = reply.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
+                let because =
+                    reply.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
                 Outcome::Ended { because }
             }
             502 | 504 => Outcome::Unknown { why: format!("{} {code}", reply.status) },
-            400..500 if reply.status != 421 => {
-                Outcome::Refused { status: reply.status, code }
-            }
+            400..500 if reply.status != 421 => Outcome::Refused { status: reply.status, code },
             _ => {
                 self.wrong.lock().expect("not poisoned").push(error());
                 Outcome::Unknown { why: error() }
@@ -224,7 +232,8 @@ impl World {
         let op = Op::Create { session: name.clone() };
         let id = Mutex::new(String::new());
         let outcome = self.insist(dice, op, (Method::POST, "/v1/sessions", ask), |reply| {
-            *id.lock().expect("not poisoned") = reply.json()["id"].as_str().unwrap_or_default().to_owned();
+            *id.lock().expect("not poisoned") =
+                reply.json()["id"].as_str().unwrap_or_default().to_owned();
             Outcome::Done
         });
         if outcome.await == Outcome::Done {
@@ -273,11 +282,14 @@ impl World {
         // A fork has no id of its own, so an attempt without an answer may leave a session that no one uses.
         let gateway = dice.index(self.gateways.len());
         let call = self.recorder.invoke(gateway, op.clone());
-        let answer = caller::call(self.gateways[gateway], &self.key, (Method::POST, &path), "{}", PATIENCE).await;
+        let answer =
+            caller::call(self.gateways[gateway], &self.key, (Method::POST, &path), "{}", PATIENCE)
+                .await;
         self.count(&answer);
         let outcome = match &answer {
             Ok(reply) => self.judge(&op, reply, |reply| {
-                let forked = reply.json()["sessions"][0]["id"].as_str().unwrap_or_default().to_owned();
+                let forked =
+                    reply.json()["sessions"][0]["id"].as_str().unwrap_or_default().to_owned();
                 *id.lock().expect("not poisoned") = forked;
                 Outcome::Done
             }),
@@ -318,7 +330,9 @@ impl World {
         let outcome = self.insist(dice, op, (Method::POST, &path, ask), |reply| {
             let result = reply.json();
             match (result["status"].as_str(), result["artifacts"][0]["id"].as_str()) {
-                (Some("ok"), Some(id)) => Outcome::Artifact { id: id.to_owned(), sha256: expected.clone() },
+                (Some("ok"), Some(id)) => {
+                    Outcome::Artifact { id: id.to_owned(), sha256: expected.clone() }
+                }
                 (status, _) => Outcome::Unknown { why: format!("status {status:?}") },
             }
         });
@@ -372,11 +386,15 @@ impl World {
     /// One line about what clients did.
     pub(crate) fn summary(&self) -> String {
         let statuses = self.statuses.lock().expect("not poisoned");
-        let statuses: Vec<String> = statuses.iter().map(|(name, n)| format!("{name}: {n}")).collect();
-        let (created, lost) = (self.created.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed));
+        let statuses: Vec<String> =
+            statuses.iter().map(|(name, n)| format!("{name}: {n}")).collect();
+        let (created, lost) =
+            (self.created.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed));
         let artifacts = self.artifacts.lock().expect("not poisoned").len();
         let statuses = statuses.join(", ");
-        format!("{created} sessions, {lost} of them said to be lost; {artifacts} artifacts; answers {statuses}")
+        format!(
+            "{created} sessions, {lost} of them said to be lost; {artifacts} artifacts; answers {statuses}"
+        )
     }
 }
 
@@ -397,9 +415,9 @@ fn executed(reply: &Reply) -> Outcome {
 fn shown(reply: &Reply) -> Outcome {
     let session = reply.json();
     match session["state"].as_str() {
-        Some("stopped" | "failed") => {
-            Outcome::Ended { because: session["ended_because"].as_str().unwrap_or_default().to_owned() }
-        }
+        Some("stopped" | "failed") => Outcome::Ended {
+            because: session["ended_because"].as_str().unwrap_or_default().to_owned(),
+        },
         _ => Outcome::Said(said(&session)),
     }
 }

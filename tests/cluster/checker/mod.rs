@@ -59,9 +59,8 @@ pub(crate) fn check(history: &[Entry], bound: Duration) -> Vec<Violation> {
 
 /// How many executions have a result.
 pub(crate) fn executions(history: &[Entry]) -> u64 {
-    let is_result = |entry: &&Entry| {
-        matches!(&entry.event, Event::Complete { outcome: Outcome::State(_), .. })
-    };
+    let is_result =
+        |entry: &&Entry| matches!(&entry.event, Event::Complete { outcome: Outcome::State(_), .. });
     history.iter().filter(is_result).count() as u64
 }
 

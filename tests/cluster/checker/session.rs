@@ -53,7 +53,9 @@ pub(super) fn check(
 fn observations<'a>(calls: &[&'a Call], report: &mut impl FnMut(Kind, String)) -> Vec<Seen<'a>> {
     let mut by_number: BTreeMap<u64, Seen<'a>> = BTreeMap::new();
     for call in calls {
-        let (Op::Append { number, .. }, Outcome::State(state)) = (&call.op, &call.outcome) else { continue };
+        let (Op::Append { number, .. }, Outcome::State(state)) = (&call.op, &call.outcome) else {
+            continue;
+        };
         let completed = call.completed.unwrap_or(u64::MAX);
         let seen = Seen { number: *number, state, invoked: call.invoked, completed };
         match by_number.get_mut(number) {
@@ -62,7 +64,10 @@ fn observations<'a>(calls: &[&'a Call], report: &mut impl FnMut(Kind, String)) -
             }
             Some(first) => {
                 if first.state.began_ns != state.began_ns || first.state.list != state.list {
-                    let detail = format!("execution {number} ran at {} and at {}", first.state.began_ns, state.began_ns);
+                    let detail = format!(
+                        "execution {number} ran at {} and at {}",
+                        first.state.began_ns, state.began_ns
+                    );
                     report(Kind::RanTwice, detail);
                 }
                 first.invoked = first.invoked.min(call.invoked);
@@ -86,13 +91,17 @@ fn check_owner(seen: &[Seen<'_>], report: &mut impl FnMut(Kind, String)) {
         }
         if then.completed < first.invoked {
             let (one, two) = (first.number, then.number);
-            report(Kind::Order, format!("{two} was answered before {one} was requested, and ran after it"));
+            report(
+                Kind::Order,
+                format!("{two} was answered before {one} was requested, and ran after it"),
+            );
         }
         if first.state.sandbox != then.state.sandbox {
             left.insert(&first.state.sandbox);
         }
         if left.contains(then.state.sandbox.as_str()) {
-            let detail = format!("execution {} ran in a sandbox that the session had left", then.number);
+            let detail =
+                format!("execution {} ran in a sandbox that the session had left", then.number);
             report(Kind::TwoOwners, detail);
         }
     }
@@ -123,9 +132,17 @@ fn inherited(fork: &Call, all: &BTreeMap<&str, Vec<&Call>>) -> Option<Inherited>
     let before = observations(parent, &mut |_, _| {});
     let last = before.iter().rfind(|seen| seen.completed < fork.invoked);
     // The parent inherited numbers too; they are in the lists that it showed.
-    let mut possible: BTreeSet<u64> = before.iter().flat_map(|seen| seen.state.list.iter().copied()).collect();
-    possible.extend(appends(parent).filter(|(_, call)| call.invoked < fork.completed.unwrap_or(u64::MAX)).map(|(n, _)| n));
-    Some(Inherited { least: last.map(|seen| seen.state.list.clone()).unwrap_or_default(), possible })
+    let mut possible: BTreeSet<u64> =
+        before.iter().flat_map(|seen| seen.state.list.iter().copied()).collect();
+    possible.extend(
+        appends(parent)
+            .filter(|(_, call)| call.invoked < fork.completed.unwrap_or(u64::MAX))
+            .map(|(n, _)| n),
+    );
+    Some(Inherited {
+        least: last.map(|seen| seen.state.list.clone()).unwrap_or_default(),
+        possible,
+    })
 }
 
 fn appends<'a>(calls: &'a [&Call]) -> impl Iterator<Item = (u64, &'a Call)> {
@@ -135,10 +152,15 @@ fn appends<'a>(calls: &'a [&Call]) -> impl Iterator<Item = (u64, &'a Call)> {
     })
 }
 
-fn check_first(seen: &[Seen<'_>], inherited: Option<&Inherited>, report: &mut impl FnMut(Kind, String)) {
+fn check_first(
+    seen: &[Seen<'_>],
+    inherited: Option<&Inherited>,
+    report: &mut impl FnMut(Kind, String),
+) {
     let (Some(first), Some(inherited)) = (seen.first(), inherited) else { return };
     if first.state.said == Said::Kept && !first.state.list.starts_with(&inherited.least) {
-        let detail = format!("a fork has {:?}, and its parent had {:?}", first.state.list, inherited.least);
+        let detail =
+            format!("a fork has {:?}, and its parent had {:?}", first.state.list, inherited.least);
         report(Kind::LostWrite, detail);
     }
 }
@@ -165,8 +187,12 @@ fn check_step(
     for (what, old, new, may_lose) in steps {
         let common = old.iter().zip(new).take_while(|(old, new)| old == new).count();
         if common < old.len() && !may_lose {
-            let lost: Vec<u64> = old[common..].iter().copied().filter(|n| !new.contains(n)).collect();
-            let detail = format!("the {what} lost {lost:?} before execution {}, and the session did not say so", then.number);
+            let lost: Vec<u64> =
+                old[common..].iter().copied().filter(|n| !new.contains(n)).collect();
+            let detail = format!(
+                "the {what} lost {lost:?} before execution {}, and the session did not say so",
+                then.number
+            );
             report(Kind::LostWrite, detail);
         }
         // After going back, nothing of what was lost may return.
@@ -217,7 +243,11 @@ fn check_numbers(
 
 /// A session ends only on request, or gives a reason; and after its end it runs nothing.
 fn check_end(calls: &[&Call], report: &mut impl FnMut(Kind, String)) {
-    let stopped = calls.iter().filter(|call| matches!(call.op, Op::Stop { .. })).map(|call| call.invoked).min();
+    let stopped = calls
+        .iter()
+        .filter(|call| matches!(call.op, Op::Stop { .. }))
+        .map(|call| call.invoked)
+        .min();
     for call in calls {
         let Outcome::Ended { because } = &call.outcome else { continue };
         let was_stopped = stopped.is_some_and(|at| call.completed.unwrap_or(u64::MAX) >= at);
@@ -232,7 +262,10 @@ fn check_end(calls: &[&Call], report: &mut impl FnMut(Kind, String)) {
         // The result of an earlier execution can still be read.
         let first = *requested.entry(number).or_insert(call.invoked);
         if first > ended && matches!(call.outcome, Outcome::State(_)) {
-            report(Kind::LostSession, format!("execution {number} ran after the session had ended"));
+            report(
+                Kind::LostSession,
+                format!("execution {number} ran after the session had ended"),
+            );
         }
     }
 }

@@ -90,7 +90,11 @@ fn a_list_that_grows_is_correct() {
 
 #[test]
 fn an_unknown_execution_may_have_run_or_not() {
-    Script::default().append(1, &[1], "a", 10).unknown(2).append(3, &[1, 2, 3], "a", 30).is_correct();
+    Script::default()
+        .append(1, &[1], "a", 10)
+        .unknown(2)
+        .append(3, &[1, 2, 3], "a", 30)
+        .is_correct();
     Script::default().append(1, &[1], "a", 10).unknown(2).append(3, &[1, 3], "a", 30).is_correct();
 }
 
@@ -148,7 +152,10 @@ fn what_was_lost_does_not_return() {
 
 #[test]
 fn two_sandboxes_at_a_time_are_found() {
-    Script::default().append(1, &[1], "a", 10).append(2, &[1, 2], "b", 12).violates(Kind::TwoOwners);
+    Script::default()
+        .append(1, &[1], "a", 10)
+        .append(2, &[1, 2], "b", 12)
+        .violates(Kind::TwoOwners);
     let back = Script::default().append(1, &[1], "a", 10).append(2, &[1, 2], "b", 20);
     back.append(3, &[1, 2, 3], "a", 30).violates(Kind::TwoOwners);
 }
@@ -177,7 +184,10 @@ fn a_fork_has_what_its_parent_had() {
     script().call(in_fork(2), seen(&[1, 2])).is_correct();
     script().call(in_fork(2), seen(&[2])).violates(Kind::LostWrite);
     script().call(in_fork(2), seen(&[1, 7, 2])).violates(Kind::Invented);
-    script().call(in_fork(2), seen(&[1, 2])).append(3, &[1, 2, 3], "a", 30).violates(Kind::Invented);
+    script()
+        .call(in_fork(2), seen(&[1, 2]))
+        .append(3, &[1, 2, 3], "a", 30)
+        .violates(Kind::Invented);
 }
 
 #[test]
