@@ -138,13 +138,13 @@ pub trait Sandboxes: Send + Sync {
     /// What they have reserved.
     fn load(&self) -> NodeLoad;
 
-    /// Stops the execution of all sandboxes, or continues it.
-    async fn freeze(&self, frozen: bool);
+    /// Stops the execution of all sandboxes, or continues it. Returns whether that succeeded.
+    async fn freeze(&self, frozen: bool) -> bool;
 
     /// Kills all sandboxes and forgets their sessions, without any write to the database. They belong to others now.
     async fn fence(&self);
 
-    /// The node has registered again after a fence, and may own sessions that no other node took over.
+    /// After a fence the node has a lease again, and may own sessions that no other node took over.
     async fn registered(&self);
 }
 
@@ -186,6 +186,8 @@ pub struct Keeper {
     lease: Lease,
     watchdog: Option<Watchdog>,
     status: Arc<LeaseStatus>,
+    /// Sandboxes were killed because they could not be frozen. The node may still own their sessions.
+    killed: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -213,7 +215,8 @@ impl Keeper {
         let registered = records.register_node(node.clone(), length).await;
         registered.map_err(|cause| RegisterError::Store { id: node.id.clone(), cause })?;
         let lease = Lease::new(length, sent);
-        let mut keeper = Keeper { store, node, lease, watchdog, status: Arc::default() };
+        let status = Arc::default();
+        let mut keeper = Keeper { store, node, lease, watchdog, status, killed: false };
         keeper.note(Answer::Granted, sent);
         Ok(keeper)
     }
@@ -250,7 +253,15 @@ impl Keeper {
         if frozen {
             tracing::error!("the lease could not be renewed in time; sandboxes are frozen");
         }
-        sandboxes.freeze(frozen).await;
+        let switched = sandboxes.freeze(frozen).await;
+        if frozen && !switched {
+            tracing::error!("sandboxes could not be frozen and are killed");
+            sandboxes.fence().await;
+            self.killed = true;
+        }
+        if !frozen && std::mem::take(&mut self.killed) {
+            sandboxes.registered().await;
+        }
         self.lease.set_frozen(frozen);
         self.status.frozen.store(frozen, Ordering::Relaxed);
     }

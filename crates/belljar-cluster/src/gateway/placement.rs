@@ -60,8 +60,9 @@ pub(super) fn has_ended(node: &NodeRow) -> bool {
     matches!(node.state, NodeState::Lost | NodeState::Gone)
 }
 
+/// A single server (`belljar serve` with Postgres) has no address for gateways.
 fn accepts_sessions(node: &NodeRow) -> bool {
-    node.state == NodeState::Ready && node.lease_left_ms > 0
+    node.state == NodeState::Ready && node.lease_left_ms > 0 && !node.address.is_empty()
 }
 
 /// The share of the node's memory that is reserved. A node without a memory limit counts its sessions instead.
@@ -120,6 +121,8 @@ mod tests {
         nodes[0].state = NodeState::Draining;
         nodes[1].state = NodeState::Lost;
         nodes[3].lease_left_ms = -1;
+        let mut nodes = nodes.to_vec();
+        nodes.push(NodeRow { address: String::new(), ..node("single server", 0) });
         assert_eq!(ids(&nodes, &Wish::default()), ["c"]);
     }
 

@@ -43,3 +43,27 @@ fn write(path: &Path, text: &str) -> Result<()> {
     let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
     written.with_context(|| format!("failed to write `{}`", path.display()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use belljar_cluster::tls::{ClusterTls, Role};
+
+    use super::*;
+
+    #[test]
+    fn an_authority_can_be_used_and_is_not_overwritten() {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("ca");
+        let make = || cluster(&ClusterCommand::Ca(CaArgs { out: out.clone() }));
+        make().unwrap();
+        let (certificate, key) = (out.join("ca.pem"), out.join("ca.key"));
+        ClusterTls::load(&certificate, &key, &Role::Gateway).unwrap();
+        let mode = key.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let before = std::fs::read(&key).unwrap();
+        assert!(format!("{:#}", make().unwrap_err()).contains("ca.key"));
+        assert_eq!(std::fs::read(&key).unwrap(), before);
+    }
+}

@@ -72,25 +72,9 @@ pub(crate) fn node(settings: &Settings) -> Result<ExitCode> {
 }
 
 async fn run(settings: &Settings, prepared: Prepared) -> Result<()> {
-    let id = identity::node_id(settings)?;
-    let tls = settings.cluster.tls(&Role::Node(id.clone()))?;
-    let store = shared_store::open(settings, &id).await?;
-    let keys = KeyRing::open(Arc::clone(&store)).await?;
-    let listen = settings.cluster.node_listen.to_string();
-    let listener = Listener::tcp(&listen, Some(Tls::new(tls.server))).await;
-    let listener = listener.context("BELLJAR_NODE_LISTEN")?;
     let image = prepared.default_image(settings);
-    let class = identity::class(&image);
-    let node = NewNode {
-        id: id.clone(),
-        address: identity::address(settings, listener.local_addr())?,
-        class: class.clone(),
-        capacity: identity::capacity(settings),
-    };
     let stop = stop::on_signals()?;
-    let (lease, watchdog) = (settings.cluster.lease, watchdog::start(settings));
-    let keeper =
-        Keeper::register(Arc::clone(&store), node.clone(), lease, watchdog.clone()).await?;
+    let Joined { node, store, listener, keeper, watchdog } = join(settings, &image).await?;
     let status = keeper.status();
     let runtime = prepared.launch(Some(store.owner())).await?;
     // The lease is kept from now on: the start of the engine may take longer than a lease.
@@ -99,13 +83,13 @@ async fn run(settings: &Settings, prepared: Prepared) -> Result<()> {
     let setup = Setup {
         store: Arc::clone(&store),
         catalog: Some(shared_store::catalog(settings).await?),
-        keys,
+        keys: KeyRing::open(Arc::clone(&store)).await?,
         runtime,
         image,
         guard: GuardConfig { behind_gateway: true, ..GuardConfig::default() },
         public_url: settings.artifacts.public_url.clone().unwrap_or_default(),
         is_private: false,
-        node: Some(NodeConfig { id: id.clone(), class }),
+        node: Some(NodeConfig { id: node.id.clone(), class: node.class.clone() }),
     };
     let (engine, app) = server::start(settings, setup).await?;
     sandboxes.set_engine(&engine);
@@ -120,14 +104,18 @@ async fn run(settings: &Settings, prepared: Prepared) -> Result<()> {
     });
     let left = serving.await;
     if left == 0 {
+        // Otherwise the keeper would register the node again.
+        keeping.abort();
+        let _ = keeping.await;
         set_state(&*store, NodeState::Gone).await;
     }
     engine.close(false).await;
-    keeping.abort();
     engine.audit().flush();
     match left {
         0 => {
-            watchdog.inspect(Watchdog::end);
+            if let Some(watchdog) = &watchdog {
+                watchdog.end();
+            }
             logging::announce("belljar: stopped; no session is left on this node");
         }
         // The watchdog freezes them when the lease ends.
@@ -136,6 +124,34 @@ async fn run(settings: &Settings, prepared: Prepared) -> Result<()> {
         )),
     }
     Ok(())
+}
+
+/// A node that holds a lease.
+struct Joined {
+    node: NewNode,
+    store: Arc<dyn Store>,
+    listener: Listener,
+    keeper: Keeper,
+    watchdog: Option<Watchdog>,
+}
+
+async fn join(settings: &Settings, image: &str) -> Result<Joined> {
+    let id = identity::node_id(settings)?;
+    let tls = settings.cluster.tls(&Role::Node(id.clone()))?;
+    let store = shared_store::open(settings, &id).await?;
+    let listen = settings.cluster.node_listen.to_string();
+    let listener = Listener::tcp(&listen, Some(Tls::new(tls.server))).await;
+    let listener = listener.context("BELLJAR_NODE_LISTEN")?;
+    let node = NewNode {
+        id,
+        address: identity::address(settings, listener.local_addr())?,
+        class: identity::class(image),
+        capacity: identity::capacity(settings),
+    };
+    let (lease, watchdog) = (settings.cluster.lease, watchdog::start(settings));
+    let registering = Keeper::register(Arc::clone(&store), node.clone(), lease, watchdog.clone());
+    let keeper = registering.await?;
+    Ok(Joined { node, store, listener, keeper, watchdog })
 }
 
 /// Serves until `stop` becomes true, and then until `drain` has given the sessions away. Returns how many are left.
@@ -171,7 +187,10 @@ async fn drain_sessions(engine: &Engine, limit: Duration) -> usize {
     for (session, why) in &drained.kept {
         tracing::warn!(session.id = %session, "session {session} stays on this node: {why}");
     }
-    logging::announce(&format!("belljar: {} session(s) can go on elsewhere", drained.released.len()));
+    logging::announce(&format!(
+        "belljar: {} session(s) can go on elsewhere",
+        drained.released.len()
+    ));
     engine.live_sessions()
 }
 

@@ -33,7 +33,7 @@ impl Sandboxes for NodeSandboxes {
         self.engine.get().map(|engine| engine.node_load()).unwrap_or_default()
     }
 
-    async fn freeze(&self, frozen: bool) {
+    async fn freeze(&self, frozen: bool) -> bool {
         let switched = match self.engine.get() {
             Some(engine) => engine.freeze(frozen).await,
             None => {
@@ -43,7 +43,9 @@ impl Sandboxes for NodeSandboxes {
         if let Err(error) = switched {
             let what = if frozen { "freeze" } else { "thaw" };
             tracing::error!("failed to {what} the sandboxes: {}", in_full(&error));
+            return false;
         }
+        true
     }
 
     async fn fence(&self) {

@@ -91,7 +91,8 @@ pub(crate) async fn start(settings: &Settings, setup: Setup) -> Result<(Arc<Engi
     let model = model.as_ref().filter(|_| is_private && keys.is_empty());
     let authority = settings.state_dir.join("network-authority.pem");
     let network = settings.network.of_server(authority, model)?;
-    let mut config = config::engine_config(settings, image, server.dataset_sources()?, network, node);
+    let mut config =
+        config::engine_config(settings, image, server.dataset_sources()?, network, node);
     config.artifact_store.catalog = catalog;
     let engine = Engine::start(config, store, runtime, audit).await?;
     let max_body = usize::try_from(server.max_body).unwrap_or(usize::MAX);

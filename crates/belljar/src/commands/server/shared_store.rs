@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use belljar_engine::store::{
-    ArtifactCatalog, DatabaseUrl, PostgresCatalog, PostgresStore, Store,
-};
+use belljar_engine::store::{ArtifactCatalog, DatabaseUrl, PostgresCatalog, PostgresStore, Store};
 
 use crate::settings::Settings;
 
