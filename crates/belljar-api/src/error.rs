@@ -57,7 +57,14 @@ pub struct ErrorDetail {
 impl ApiError {
     #[must_use]
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { status, code, message: message.into(), hint: None, retry_after_s: None, owner: None }
+        ApiError {
+            status,
+            code,
+            message: message.into(),
+            hint: None,
+            retry_after_s: None,
+            owner: None,
+        }
     }
 
     #[must_use]

@@ -97,9 +97,9 @@ impl Reservation {
 
     /// Gives the capacity back, and waits until it is counted as free on all nodes.
     pub(crate) async fn give_back(mut self) {
-        if let Some((store, load)) = self.over_nodes.take()
-            && let Err(error) = give_back_over_nodes(&*store, &self.tenant, load).await
-        {
+        let Some((store, load)) = self.over_nodes.take() else { return };
+        let (shared, tenant) = (Arc::clone(&store), self.tenant.clone());
+        if let Err(error) = give_back_over_nodes(shared, tenant, load).await {
             tracing::debug!("a quota is given back later: {error}");
             self.over_nodes = Some((store, load));
         }
@@ -107,12 +107,12 @@ impl Reservation {
 }
 
 async fn give_back_over_nodes(
-    store: &dyn Store,
-    tenant: &str,
+    store: Arc<dyn Store>,
+    tenant: String,
     load: NodeLoad,
 ) -> Result<(), StoreError> {
     match store.cluster() {
-        Some(cluster) => cluster.release_quota(tenant, load).await,
+        Some(cluster) => cluster.release_quota(&tenant, load).await,
         None => Ok(()),
     }
 }
@@ -241,7 +241,8 @@ impl Drop for Reservation {
             let tenant = self.tenant.clone();
             runtime.spawn(async move {
                 for _ in 0..RETURN_ATTEMPTS {
-                    if give_back_over_nodes(&*store, &tenant, load).await.is_ok() {
+                    let (shared, tenant) = (Arc::clone(&store), tenant.clone());
+                    if give_back_over_nodes(shared, tenant, load).await.is_ok() {
                         return;
                     }
                     tokio::time::sleep(RETURN_PAUSE).await;

@@ -42,8 +42,8 @@ pub use belljar_store as store;
 pub use config::{EngineConfig, NodeConfig, SpillPolicy};
 pub use engine::{
     Accepted, ArchiveDownload, ArchiveUpload, AttachedTerminal, Beyond, CheckedRun, Checkpoint,
-    Created, CreatedHow, Drained, Engine, ExecInfo, FileUpload, MAX_FORKS, RunAsk, SessionInfo, TerminalAsk,
-    TerminalControl, TerminalUpdate, Upload, Watching,
+    Created, CreatedHow, Drained, Engine, ExecInfo, FileUpload, MAX_FORKS, RunAsk, SessionInfo,
+    TerminalAsk, TerminalControl, TerminalUpdate, Upload, Watching,
 };
 pub use error::{EngineError, in_full};
 pub use principal::{DEFAULT_TENANT, Principal};

@@ -70,11 +70,8 @@ impl Run {
         watch: impl FnMut(&ExecEvent),
     ) -> Result<(ExecResult, Leftovers), EngineError> {
         let directory = self.outputs.join(&self.id);
-        let controls = Controls {
-            interrupt: Some(interrupt),
-            input: Some(input),
-            ..Controls::default()
-        };
+        let controls =
+            Controls { interrupt: Some(interrupt), input: Some(input), ..Controls::default() };
         let work = async |sandbox: &Sandbox| {
             let brought = leftovers::bring(sandbox, &self.files).await?;
             let exec = self.exec(self.id.clone(), &self.code);
@@ -101,7 +98,8 @@ impl Run {
             let brought = leftovers::bring(sandbox, &self.files).await?;
             for (number, code) in cells.iter().enumerate() {
                 let exec = self.exec(format!("{}_{}", self.id, number + 1), code);
-                let controls = Controls { interrupt: Some(interrupt.clone()), ..Controls::default() };
+                let controls =
+                    Controls { interrupt: Some(interrupt.clone()), ..Controls::default() };
                 let watch = |event: &ExecEvent| watch(number, event);
                 let result =
                     execute_in(sandbox, &exec, self.start(), controls, watch, &NotYet).await?;

@@ -90,7 +90,8 @@ impl Engine {
         let created = self.create_with_key(who, ask.clone(), &full_key.1, begun).await;
         match created {
             // Another node may have created a session with this key at the same time.
-            Err(EngineError::Store(error)) => match self.find_by_key(who, &ask, &full_key.1).await? {
+            Err(EngineError::Store(error)) => match self.find_by_key(who, &ask, &full_key.1).await?
+            {
                 Some(found) => Ok(found),
                 None => Err(error.into()),
             },

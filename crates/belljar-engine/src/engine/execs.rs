@@ -6,9 +6,7 @@ use std::sync::Arc;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::KernelVariables;
 
-use super::views::{
-    info_of_exec_row, info_of_live, log_entry, log_entry_of_live, transcript_of,
-};
+use super::views::{info_of_exec_row, info_of_live, log_entry, log_entry_of_live, transcript_of};
 use super::{Engine, ExecInfo, Principal};
 use crate::audit::AuditEntry;
 use crate::error::{EngineError, in_full};

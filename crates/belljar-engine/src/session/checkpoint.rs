@@ -52,7 +52,9 @@ impl CheckpointTask {
             return not_taken(self.base, Err("the server ended before one could be taken".into()));
         }
         match self.take().await {
-            Ok(taken) => CheckpointDone { base: Some(taken.id), outcome: Ok(()), taken: Some(taken) },
+            Ok(taken) => {
+                CheckpointDone { base: Some(taken.id), outcome: Ok(()), taken: Some(taken) }
+            }
             Err((base, EngineError::NotAtRest { reasons, .. })) => {
                 not_taken(base, Err(reasons.join("; ")))
             }

@@ -68,10 +68,7 @@ pub(super) async fn perform(
         return (exec, Performed::Cancelled);
     }
     exec.stage.send_replace(Stage::Running);
-    let controls = Controls {
-        frozen: Some(state.availability.frozen()),
-        ..Controls::default()
-    };
+    let controls = Controls { frozen: Some(state.availability.frozen()), ..Controls::default() };
     let performed = perform_in_guest(&session, sandbox, &driver, &exec, joined, controls).await;
     (exec, performed)
 }

@@ -172,7 +172,8 @@ async fn upload(
     manifest: &Manifest,
     resume: &Resume,
 ) -> Result<SnapshotPointer, EngineError> {
-    let (Some(remote), Some((cluster, _))) = (state.snapshot_store.remote(), state.cluster()) else {
+    let (Some(remote), Some((cluster, _))) = (state.snapshot_store.remote(), state.cluster())
+    else {
         return Err(EngineError::Internal("this server has no S3".into()));
     };
     let snapshots = state.snapshot_store.of_session(session);
