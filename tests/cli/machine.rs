@@ -253,6 +253,7 @@ fn every_command_explains_itself() {
       doctor       Check what this machine can enforce, and what to do where it cannot
       bench        Measure latency, memory and density, compared with docker and python3
       completions  Print completions of commands and flags for your shell
+      migrate      Move the records of this machine from SQLite files to a Postgres database
       uninstall    Remove everything that Belljar stores on this machine
       help         Print this message or the help of the given subcommand(s)
 

@@ -17,8 +17,9 @@ use tokio::sync::mpsc;
 use crate::postgres::{DatabaseUrl, Target};
 use crate::{Digest, SqliteCatalog, SqliteStore, Store, StoreError, VolumeName};
 
-/// Rows that wait between reading and writing.
-const QUEUE: usize = 64;
+/// Rows that wait between reading and writing, and rows in one transaction. Each can have a
+/// transcript of several MiB.
+const QUEUE: usize = 16;
 
 /// A value of a column.
 #[derive(Debug, Clone, PartialEq)]
@@ -198,12 +199,11 @@ async fn copy(
     let mut rows = read(path, table, table.order);
     let mut batch = Vec::new();
     while let Some(row) = rows.recv().await {
-        let row = row.map_err(|cause| MigrateError::Read { path: path.clone(), cause })?;
-        let mut row = row;
+        let mut row = row.map_err(|cause| MigrateError::Read { path: path.clone(), cause })?;
         row.extend(extra_values(table, &row, owner)?);
         batch.push(row);
         state.rows += 1;
-        if batch.len() >= QUEUE || rows.is_empty() {
+        if batch.len() >= QUEUE {
             target.insert(table, std::mem::take(&mut batch)).await?;
             progress(&state);
         }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use belljar_proto::exec::{Language, Status};
@@ -17,6 +18,8 @@ use belljar_store::{
 use belljar_testkit::postgres::Postgres;
 use futures_util::future::join_all;
 use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 
 const LEASE: Duration = Duration::from_millis(300);
 const FOREVER: Duration = Duration::MAX;
@@ -249,7 +252,7 @@ async fn sessions_of_a_lost_node_go_on_from_their_snapshots() {
     let new = lost.put_session(session("new"), Durability::Process).await;
     assert!(matches!(new, Err(StoreError::Fenced { .. })), "a lost node adds no sessions");
 
-    let phase = async |id| other.session(id).await.unwrap().unwrap().phase;
+    let phase = async |id: &str| other.session(id).await.unwrap().unwrap().phase;
     assert_eq!(phase("s").await, Phase::Failed);
     assert_eq!(phase("stopping").await, Phase::Stopped);
     assert!(other.unfinished_execs("s").await.unwrap().is_empty());
@@ -494,6 +497,102 @@ async fn connections_are_encrypted_as_the_url_says() {
     let certificate = std::fs::read(&roots).unwrap();
     let copy = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(copy.path(), certificate).unwrap();
-    let verified = open(&format!("sslmode=verify-full&sslrootcert={}", copy.path().display()));
-    verified.await.unwrap().check().await.unwrap();
+    let parameters = format!("sslmode=verify-full&sslrootcert={}", copy.path().display());
+    open(&parameters).await.unwrap().check().await.unwrap();
+}
+
+/// Forwards connections to Postgres. It loses the answer of the next statement if it is told to.
+struct Proxy {
+    address: String,
+    lose: Arc<AtomicBool>,
+}
+
+impl Proxy {
+    async fn start() -> Proxy {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let lose = Arc::new(AtomicBool::new(false));
+        let losing = Arc::clone(&lose);
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(forward(client, Arc::clone(&losing)));
+            }
+        });
+        Proxy { address, lose }
+    }
+
+    /// The database of this URL, through the proxy.
+    fn url(&self, database: &str) -> DatabaseUrl {
+        let name = database.split(['/', '?']).find(|part| part.starts_with("test")).unwrap();
+        let url = format!("postgres://postgres@{}/{name}?sslmode=disable", self.address);
+        DatabaseUrl::parse(&url).unwrap()
+    }
+
+    /// The call must fail, although its statement is done.
+    async fn lose<T: std::fmt::Debug>(&self, call: impl Future<Output = Result<T, StoreError>>) {
+        self.lose.store(true, Ordering::SeqCst);
+        let lost = call.await;
+        assert!(matches!(lost, Err(StoreError::Unavailable(_))), "{lost:?}");
+        assert!(!self.lose.load(Ordering::SeqCst));
+    }
+}
+
+async fn forward(client: TcpStream, lose: Arc<AtomicBool>) {
+    let server = UnixStream::connect(Postgres::shared().socket()).await.unwrap();
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let count = from_server.read(&mut buffer).await.unwrap_or(0);
+        if count == 0 || lose.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        if to_client.write_all(&buffer[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Each call is made once before, so that its statement is prepared and only its result is lost.
+#[tokio::test]
+async fn a_connection_that_breaks_after_the_commit_loses_nothing() {
+    let cluster = Cluster::new();
+    let proxy = Proxy::start().await;
+    let one = PostgresStore::open(&proxy.url(&cluster.url), "one").await.unwrap();
+    one.register_node(new_node("one"), FOREVER).await.unwrap();
+    put(&one, session("warm")).await;
+    proxy.lose(one.put_session(session("s"), Durability::Process)).await;
+    let stored = |id: &str| cluster.sql(&format!("SELECT phase FROM sessions WHERE id = '{id}'"));
+    assert_eq!(stored("s"), "ready");
+    put(&one, session("s")).await;
+    // Its caller does not repeat it, so it must not keep its key for ever.
+    proxy.lose(one.put_session(session("doubtful"), Durability::Process)).await;
+    assert_eq!(stored("doubtful"), "ready");
+
+    assert!(one.accept_exec(exec("s", "warm", 1)).await.unwrap());
+    proxy.lose(one.accept_exec(exec("s", "x", 2))).await;
+    assert!(one.accept_exec(exec("s", "x", 2)).await.unwrap());
+
+    for id in ["s", "warm"] {
+        one.release_session(id, None).await.unwrap();
+    }
+    one.claim_session("warm").await.unwrap();
+    proxy.lose(one.claim_session("s")).await;
+    assert!(matches!(one.claim_session("s").await.unwrap(), Claim::Claimed(_)));
+    one.set_phase("s", Phase::Ready, None, Durability::Process).await.unwrap();
+
+    let (add, limit) = (NodeLoad { sessions: 1, memory: 1 }, QuotaLimit::default());
+    assert!(one.reserve_quota("acme", add, limit).await.unwrap());
+    proxy.lose(one.reserve_quota("acme", add, limit)).await;
+    assert!(one.reserve_quota("acme", add, limit).await.unwrap());
+    assert_eq!(cluster.sql("SELECT sessions FROM quotas"), "2");
+
+    for _ in 0..50 {
+        if stored("doubtful") == "failed" {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!((stored("doubtful").as_str(), stored("s").as_str()), ("failed", "ready"));
 }

@@ -28,7 +28,7 @@ fn source(directory: &Path) -> MigrationSource {
 }
 
 fn session(number: usize) -> SessionRow {
-    let ended = number % 3 == 0;
+    let ended = number.is_multiple_of(3);
     SessionRow {
         id: format!("ses_{number}"),
         tenant: format!("tenant {}", number % 4),
@@ -36,7 +36,7 @@ fn session(number: usize) -> SessionRow {
         phase: if ended { Phase::Stopped } else { Phase::Ready },
         spec: SessionSpec {
             image: "größe".into(),
-            storage: if number % 2 == 0 { Storage::Bind } else { Storage::Tmpfs },
+            storage: if number.is_multiple_of(2) { Storage::Bind } else { Storage::Tmpfs },
             datasets: Datasets::None,
             limits: Limits::default(),
             network: Default::default(),
@@ -250,7 +250,7 @@ async fn a_killed_migration_is_resumed() {
     fill(directory.path()).await;
     let address = Postgres::shared().database();
     let url = DatabaseUrl::parse(&address).unwrap();
-    for wait_ms in [150, 250, 400, 550] {
+    for wait_ms in [150, 400, 900, 1500] {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["migrates_slowly", "--exact", "--ignored", "--nocapture"])
             .env(CHILD, format!("{} {address}", directory.path().display()))

@@ -93,6 +93,11 @@ impl Postgres {
         )
     }
 
+    /// The socket of a server without TLS.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join(".s.PGSQL.5432")
+    }
+
     /// The URL of a database with TLS, without parameters.
     pub fn tls_url(&self, database: &str) -> String {
         format!("postgres://{USER}:hunter2@localhost:{}/{database}", self.port)

@@ -1,6 +1,7 @@
 //! The table of artifacts.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use async_trait::async_trait;
 use tokio_postgres::Row;
@@ -66,7 +67,7 @@ impl ArtifactCatalog for PostgresCatalog {
             .write(Side::Safe, move |connection| -> Work<'_, Vec<Option<String>>> {
                 Box::pin(async move {
                     connection.begin().await?;
-                    let tenants: std::collections::BTreeSet<&str> =
+                    let tenants: BTreeSet<&str> =
                         rows.iter().map(|row| row.tenant.as_str()).collect();
                     for tenant in tenants {
                         lock_totals(connection, tenant).await?;
@@ -287,10 +288,9 @@ async fn add_one(
     totals: &mut Totals,
 ) -> Result<Option<String>, Failed> {
     let keys = [row.session.as_str(), ""].map(|session| (row.tenant.clone(), session.to_owned()));
-    for (tenant, session) in &keys {
-        if !totals.contains_key(&(tenant.clone(), session.clone())) {
-            let found = total(connection, tenant, session).await?;
-            totals.insert((tenant.clone(), session.clone()), found);
+    for key in &keys {
+        if let Entry::Vacant(entry) = totals.entry(key.clone()) {
+            entry.insert(total(connection, &key.0, &key.1).await?);
         }
     }
     let there = |key: &(String, String)| totals.get(key).copied().unwrap_or_default();

@@ -4,7 +4,7 @@ use super::pool::{Connection, Failed, Pool, Side};
 use crate::{StoreError, postgres::Work};
 
 /// "belljar" as a number: processes that start at the same time migrate one after another.
-const LOCK: i64 = 0x6265_6c6c_6a61_72;
+const LOCK: i64 = 0x0062_656c_6c6a_6172;
 
 /// Step `n` migrates a database from version `n` to the next. A released step is never changed.
 const MIGRATIONS: [&str; 1] = [FIRST];

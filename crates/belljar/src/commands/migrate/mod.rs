@@ -3,6 +3,7 @@
 mod content;
 
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use belljar_engine::store::{self, DatabaseUrl, MigratedTable, MigrationSource, StateLock};
@@ -12,6 +13,9 @@ use super::output::{self, print};
 use super::state_db;
 use crate::settings::Settings;
 use crate::{home, records, table};
+
+/// How often the progress is shown.
+const PACE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -37,23 +41,32 @@ pub(crate) fn migrate(args: &MigrateArgs, settings: &Settings) -> Result<ExitCod
         store: home::database(settings),
         catalog: settings.artifacts.database.clone(),
     };
-    let mut done = Vec::new();
+    let mut report = Report { done: Vec::new(), said: Instant::now() };
     let owner = state_db::block_on(async {
-        Ok(store::migrate(&source, &url, |table| report(table, &mut done)).await?)
+        Ok(store::migrate(&source, &url, |table| report.add(table)).await?)
     })?;
     content::copy(settings)?;
     // Sandboxes and directories of this machine are found by the name of their server.
     records::keep_node_id(&settings.state_dir, &owner)?;
-    print(&(table::render(&["table", "rows", "sha256"], &done) + "\n"))?;
+    print(&(table::render(&["table", "rows", "sha256"], &report.done) + "\n"))?;
     print(&format!("Moved to {url}. Start the server with BELLJAR_DATABASE_URL.\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn report(table: &MigratedTable, done: &mut Vec<Vec<String>>) {
-    match table.sha256 {
-        Some(sha256) => {
-            done.push(vec![table.name.to_owned(), table.rows.to_string(), sha256.to_string()]);
+struct Report {
+    /// The tables that are complete.
+    done: Vec<Vec<String>>,
+    said: Instant,
+}
+
+impl Report {
+    fn add(&mut self, table: &MigratedTable) {
+        let MigratedTable { name, rows, total, sha256 } = table;
+        if let Some(sha256) = sha256 {
+            self.done.push(vec![(*name).to_owned(), rows.to_string(), sha256.to_string()]);
+        } else if self.said.elapsed() >= PACE {
+            output::say(&format!("{name}: {rows} of {total} rows"));
+            self.said = Instant::now();
         }
-        None => output::say(&format!("{}: {} of {} rows", table.name, table.rows, table.total)),
     }
 }
