@@ -80,7 +80,8 @@ def suite(api: Api) -> None:
 
     stream = json.dumps({"code": "print('streamed')"}).encode()
     events = api.request("POST", f"/v1/sessions/{session}/exec", stream, accept="text/event-stream").decode()
-    assert "event: done" in events and "streamed" in events, events
+    assert "event: done" in events, events
+    assert "streamed" in events, events
 
     forked = api.call("POST", f"/v1/sessions/{session}/fork", {})["sessions"][0]["id"]
     assert api.execute(forked, "x = 0; print(x)")["stdout"] == "0\n"

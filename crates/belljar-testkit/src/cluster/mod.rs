@@ -42,7 +42,10 @@ pub fn is_impossible() -> Option<&'static str> {
         return Some("network namespaces need root");
     }
     let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
-    match ["nft", "ip", "nsenter", "unshare", "setpriv", "openssl"].iter().all(|program| has(program)) {
+    match ["nft", "ip", "nsenter", "unshare", "setpriv", "openssl"]
+        .iter()
+        .all(|program| has(program))
+    {
         true => Postgres::is_missing(),
         false => Some("one of the programs nft, ip, nsenter, unshare, setpriv, openssl is missing"),
     }
@@ -172,7 +175,12 @@ impl Cluster {
         gateway
     }
 
-    fn member(&self, command: &'static str, machine: network::Machine, env: &[(&str, String)]) -> Arc<Member> {
+    fn member(
+        &self,
+        command: &'static str,
+        machine: network::Machine,
+        env: &[(&str, String)],
+    ) -> Arc<Member> {
         let logs = self.directory.path().to_owned();
         let own = env.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
         let env: Vec<_> = self.env.iter().cloned().chain(own).collect();
@@ -214,7 +222,8 @@ impl Cluster {
 
     /// Which node owns a session; none while it is asleep.
     pub fn owner(&self, session: &str) -> Option<usize> {
-        let owner = self.postgres.query(&format!("select owner from sessions where id = '{session}'"));
+        let owner =
+            self.postgres.query(&format!("select owner from sessions where id = '{session}'"));
         self.nodes.iter().position(|node| node.machine.name == owner.trim())
     }
 

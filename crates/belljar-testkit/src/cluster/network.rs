@@ -41,7 +41,8 @@ impl Network {
         let network = Network { hub, subnet, next: AtomicU8::new(FIRST) };
         let own = format!("bj{}", &process::random_name()[..10]);
         let hub = network.hub.pid();
-        run(Command::new("ip").args(["link", "add", &own, "type", "veth", "peer", "name", "test", "netns", &hub]));
+        run(Command::new("ip")
+            .args(["link", "add", &own, "type", "veth", "peer", "name", "test", "netns", &hub]));
         network.attach("test");
         let address = format!("{}/24", network.own_address());
         run(Command::new("ip").args(["address", "add", &address, "dev", &own]));
@@ -58,9 +59,18 @@ impl Network {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (address, namespace) = (self.address(number), Namespace::new());
         let (port, pid) = (format!("m{number}"), namespace.pid());
-        run(self.hub.command("ip").args(["link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &pid]));
+        run(self
+            .hub
+            .command("ip")
+            .args(["link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &pid]));
         self.attach(&port);
-        run(namespace.command("ip").args(["address", "add", &format!("{address}/24"), "dev", "eth0"]));
+        run(namespace.command("ip").args([
+            "address",
+            "add",
+            &format!("{address}/24"),
+            "dev",
+            "eth0",
+        ]));
         run(namespace.command("ip").args(["link", "set", "eth0", "up"]));
         Machine { name: name.to_owned(), address, namespace }
     }
@@ -189,7 +199,8 @@ fn free_subnet() -> [u8; 3] {
     let routes = String::from_utf8(routes.expect("ip starts").stdout).expect("text");
     let mut candidates = (0..64).map(|_| {
         let random = process::random_name();
-        let byte = |at: usize| u8::from_str_radix(&random[at..at + 2], 16).expect("hexadecimal digits");
+        let byte =
+            |at: usize| u8::from_str_radix(&random[at..at + 2], 16).expect("hexadecimal digits");
         [10, 128 + byte(0) % 120, byte(2)]
     });
     let is_free = |[a, b, c]: &[u8; 3]| !routes.contains(&format!("{a}.{b}.{c}."));

@@ -127,7 +127,15 @@ impl Postgres {
     fn spawn(&self) -> Process {
         let [nsenter, enter @ ..] = self.machine.enter();
         let mut command = Command::new(nsenter);
-        command.args(enter).args(["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups", "--"]);
+        command.args(enter).args([
+            "setpriv",
+            "--reuid",
+            USER,
+            "--regid",
+            USER,
+            "--clear-groups",
+            "--",
+        ]);
         command.arg(self.programs.join("postgres")).arg("-D").arg(self.data());
         let address = self.machine.address;
         let settings = [

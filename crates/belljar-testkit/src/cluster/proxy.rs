@@ -31,7 +31,8 @@ pub struct Proxy {
 }
 
 /// The body of an answer in mode [`Mode::Fail`], as S3 writes it.
-const FAILURE: &str = "<Error><Code>SlowDown</Code><Message>Please reduce your request rate</Message></Error>";
+const FAILURE: &str =
+    "<Error><Code>SlowDown</Code><Message>Please reduce your request rate</Message></Error>";
 
 impl Proxy {
     /// Listens on `own` and forwards to `target`.
