@@ -334,7 +334,12 @@ mod tests {
                 volumes: None,
                 workspace: index,
             };
-            let plan = sandbox(&staged_root(), &spec, Some(1), fds);
+            let plan = sandbox(
+                &staged_root(),
+                &spec,
+                Some(Block { number: 1, range: IdRange::USUAL }),
+                fds,
+            );
             let steps = plan.steps.iter().map(ToString::to_string);
             steps.collect::<Vec<_>>()
         };
