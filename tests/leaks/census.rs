@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use belljar_sys::ids::IdBlocks;
+use belljar_sys::ids::{IdBlocks, IdRange};
 use belljar_sys::procfs;
 
 use belljar_testkit::scratch_host::ScratchHost;
@@ -74,10 +74,10 @@ impl Census {
 pub(crate) fn assert_no_ids_are_taken(scratch: &ScratchHost) {
     let directory = scratch.run_dir().join("ids");
     let ever_used = names(directory.to_str().expect("text")).len();
-    assert!(ever_used > 0, "somebody has used ids");
-    let mut blocks = IdBlocks::new(directory).expect("the directory is there");
+    assert!(ever_used > 0, "ids were used");
+    let mut blocks = IdBlocks::new(directory, IdRange::USUAL).expect("the directory is there");
     let taken: Vec<_> = (0..ever_used).map(|_| blocks.take().expect("a block")).collect();
-    let numbers: Vec<usize> = taken.iter().map(|taken| taken.block as usize).collect();
+    let numbers: Vec<usize> = taken.iter().map(|taken| taken.block.number as usize).collect();
     assert_eq!(numbers, (1..=ever_used).collect::<Vec<_>>());
 }
 
