@@ -23,7 +23,6 @@ fn has_docker() -> bool {
 
 /// `docker run` of a script. The container may mount, and so make its control groups writable, as a privileged one can.
 fn docker_run(more: &[&str], script: &str) -> Command {
-    let home = std::env::var("BELLJAR_HOME").unwrap_or_else(|_| "/var/lib/belljar".into());
     let mut docker = Command::new("docker");
     docker.args(["run", "--rm", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN"]);
     docker.args([
@@ -33,7 +32,7 @@ fn docker_run(more: &[&str], script: &str) -> Command {
         "systempaths=unconfined",
     ]);
     docker.args(["-v", &format!("{}:/usr/local/bin/belljar:ro", belljar_testkit::belljar())]);
-    docker.args(["-v", &format!("{home}:/var/lib/belljar:ro"), "-e", "BELLJAR_PRELOAD=json"]);
+    docker.args(["-e", "BELLJAR_PRELOAD=json"]);
     docker.args(more).args([IMAGE, "sh", "-c", script]).stdin(Stdio::null());
     docker
 }
@@ -176,6 +175,7 @@ impl UserNamespace {
             "--",
         ]);
         command.arg(belljar_testkit::belljar()).args(args).current_dir("/").env("HOME", path(""));
+        command.env("BELLJAR_HOME", path("home"));
         command.env("BELLJAR_RUN_DIR", path("run")).env("BELLJAR_STATE_DIR", path("state"));
         command.env("BELLJAR_VOLUMES_DIR", path("volumes")).env("BELLJAR_PRELOAD", "json");
         command.env("BELLJAR_OUTPUTS_DIR", path("outputs")).env("BLOBSTORE_DIR", path("blobs"));
