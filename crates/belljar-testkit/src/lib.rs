@@ -13,9 +13,9 @@ pub mod command;
 pub mod installation;
 pub mod openapi;
 pub mod port;
+pub mod postgres;
 #[cfg(feature = "s3")]
 pub mod s3;
-pub mod postgres;
 pub mod scratch_host;
 pub mod server;
 pub mod session;
