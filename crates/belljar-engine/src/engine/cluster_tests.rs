@@ -377,6 +377,7 @@ async fn a_session_of_a_lost_node_says_where_it_goes_on() {
     let cluster = Cluster::new();
     let (one, two) = (cluster.node("one").await, cluster.node("two").await);
     let id = one.sleeping(None, false).await;
+    two.hold(&id).await.settled().await;
     let _held = two.hold(&id).await;
     let who = Principal::default();
     let info = two.engine.describe(&who, &id).await.unwrap();
