@@ -94,7 +94,7 @@ impl GatewayMetrics {
         let ready = nodes.iter().filter(|node| node.state == NodeState::Ready);
         let shares: Vec<f64> = ready.map(placement::reserved).collect();
         #[expect(clippy::cast_precision_loss, reason = "a number of nodes")]
-        let mean = shares.iter().sum::<f64>() / shares.len().max(1) as f64;
+        let mean = shares.iter().fold(0.0, |sum, share| sum + share) / shares.len().max(1) as f64;
         self.reserved.set(mean);
         let mut text = String::new();
         // Writing to a string cannot fail.
