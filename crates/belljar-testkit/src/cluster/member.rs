@@ -47,6 +47,14 @@ impl Member {
         }
     }
 
+    /// Starts it again if it ended by itself, as Kubernetes does. One that the test killed stays away.
+    pub async fn restart_if_ended(&self) {
+        let mut process = self.process.lock().await;
+        if process.as_mut().is_some_and(Process::has_ended) {
+            *process = Some(self.spawn());
+        }
+    }
+
     fn spawn(&self) -> Process {
         let enter = self.machine.enter();
         let words: Vec<&str> = enter[1..].iter().map(String::as_str).collect();
