@@ -554,8 +554,6 @@ mod tests {
         for (error, status, code) in [
             (EngineError::Internal("broken".into()), 500, "internal"),
             (EngineError::KeepArtifacts(io()), 500, "internal"),
-            (EngineError::Objects(ObjectError::Key("a".into())), 503, "unavailable"),
-            (EngineError::KeepSnapshot(ObjectError::Key("a".into()).into()), 503, "unavailable"),
             (EngineError::Create(RuntimeError::Gone), 500, "internal"),
             (EngineError::Volume(RuntimeError::Gone), 500, "internal"),
             (EngineError::Invalid("ttl: expected 1".into()), 422, "invalid"),
@@ -571,6 +569,19 @@ mod tests {
         }
         let full = std::io::Error::from(ErrorKind::StorageFull);
         assert_eq!(ApiError::from(EngineError::KeepArtifacts(full)).code, "out_of_space");
+    }
+
+    #[test]
+    fn clients_do_not_see_why_the_object_store_fails() {
+        for error in [
+            ObjectError::Key("a".into()).into(),
+            EngineError::KeepSnapshot(ObjectError::Key("a".into()).into()),
+        ] {
+            let answer = ApiError::from(error);
+            assert_eq!((answer.status.as_u16(), answer.code), (503, "unavailable"));
+            let message = "the object store of this server cannot be used at the moment";
+            assert_eq!(answer.message, message);
+        }
     }
 
     #[test]

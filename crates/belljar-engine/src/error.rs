@@ -37,7 +37,7 @@ pub enum EngineError {
     #[error("failed to store artifacts")]
     KeepArtifacts(#[source] std::io::Error),
     #[error(transparent)]
-    Objects(ObjectError),
+    Objects(#[from] ObjectError),
     #[error("failed to store the dataset")]
     KeepDataset(#[source] std::io::Error),
     #[error("failed to copy the dataset into the session")]

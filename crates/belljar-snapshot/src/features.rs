@@ -76,7 +76,7 @@ fn enabled_state(basic: &CpuidResult) -> u64 {
     let (low, high): (u32, u32);
     // SAFETY: the processor has the instruction, and the system allows it.
     unsafe {
-        asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack))
+        asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack));
     };
     u64::from(high) << 32 | u64::from(low)
 }

@@ -250,6 +250,6 @@ impl Body for CutBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.size.clone()
+        self.size
     }
 }

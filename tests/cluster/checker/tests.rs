@@ -51,7 +51,7 @@ impl Script {
     }
 
     #[track_caller]
-    fn is_correct(self) {
+    fn assert_correct(self) {
         assert_eq!(check(&self.entries, BOUND), []);
     }
 
@@ -85,7 +85,7 @@ fn stop() -> Op {
 
 #[test]
 fn a_list_that_grows_is_correct() {
-    Script::default().append(1, &[1], "a", 10).append(2, &[1, 2], "a", 20).is_correct();
+    Script::default().append(1, &[1], "a", 10).append(2, &[1, 2], "a", 20).assert_correct();
 }
 
 #[test]
@@ -94,13 +94,13 @@ fn an_unknown_execution_may_have_run_or_not() {
         .append(1, &[1], "a", 10)
         .unknown(2)
         .append(3, &[1, 2, 3], "a", 30)
-        .is_correct();
-    Script::default().append(1, &[1], "a", 10).unknown(2).append(3, &[1, 3], "a", 30).is_correct();
+        .assert_correct();
+    Script::default().append(1, &[1], "a", 10).unknown(2).append(3, &[1, 3], "a", 30).assert_correct();
 }
 
 #[test]
 fn a_retry_with_the_same_answer_is_correct() {
-    Script::default().unknown(1).append(1, &[1], "a", 10).append(1, &[1], "a", 10).is_correct();
+    Script::default().unknown(1).append(1, &[1], "a", 10).append(1, &[1], "a", 10).assert_correct();
 }
 
 #[test]
@@ -120,9 +120,9 @@ fn a_lost_write_is_found() {
 #[test]
 fn a_loss_that_the_session_names_is_correct() {
     let before = || Script::default().append(1, &[1], "a", 10).append(2, &[1, 2], "a", 20);
-    before().said(3, &[1, 3], "b", 30, Said::WentBack).is_correct();
-    before().append(3, &[1, 3], "b", 30).call(show(), Outcome::Said(Said::WentBack)).is_correct();
-    before().call(show(), Outcome::Said(Said::WentBack)).append(3, &[1, 3], "b", 30).is_correct();
+    before().said(3, &[1, 3], "b", 30, Said::WentBack).assert_correct();
+    before().append(3, &[1, 3], "b", 30).call(show(), Outcome::Said(Said::WentBack)).assert_correct();
+    before().call(show(), Outcome::Said(Said::WentBack)).append(3, &[1, 3], "b", 30).assert_correct();
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_kernel_that_died_does_not_excuse_lost_files() {
     let before = Script::default().append(1, &[1], "a", 10);
     let mut after = state(&[2], "a", 20, Said::LostKernel);
     after.file = vec![1, 2];
-    before.call(append(2), Outcome::State(after)).is_correct();
+    before.call(append(2), Outcome::State(after)).assert_correct();
     let before = Script::default().append(1, &[1], "a", 10);
     before.said(2, &[2], "a", 20, Said::LostKernel).violates(Kind::LostWrite);
 }
@@ -145,7 +145,7 @@ fn an_earlier_statement_does_not_excuse_a_later_loss() {
 fn what_was_lost_does_not_return() {
     let script = Script::default().append(1, &[1], "a", 10).append(2, &[1, 2], "a", 20);
     let script = script.said(3, &[1, 3], "b", 30, Said::WentBack);
-    script.said(4, &[1, 2, 4], "c", 40, Said::WentBack).is_correct();
+    script.said(4, &[1, 2, 4], "c", 40, Said::WentBack).assert_correct();
     let script = Script::default().append(1, &[1], "a", 10).append(2, &[1, 2], "a", 20);
     script.said(3, &[2, 1, 3], "b", 30, Said::WentBack).violates(Kind::Order);
 }
@@ -171,7 +171,7 @@ fn a_refused_execution_did_not_run() {
     let script = Script::default().append(1, &[1], "a", 10).call(append(2), refused.clone());
     script.append(3, &[1, 2, 3], "a", 30).violates(Kind::Invented);
     let script = Script::default().call(append(2), refused).append(2, &[2], "a", 30);
-    script.is_correct();
+    script.assert_correct();
     Script::default().append(1, &[9, 1], "a", 10).violates(Kind::Invented);
 }
 
@@ -181,7 +181,7 @@ fn a_fork_has_what_its_parent_had() {
     let in_fork = |number| Op::Append { session: "t".into(), number };
     let script = || Script::default().append(1, &[1], "a", 10).call(fork(), Outcome::Done);
     let seen = |list: &[u64]| Outcome::State(state(list, "b", 20, Said::Kept));
-    script().call(in_fork(2), seen(&[1, 2])).is_correct();
+    script().call(in_fork(2), seen(&[1, 2])).assert_correct();
     script().call(in_fork(2), seen(&[2])).violates(Kind::LostWrite);
     script().call(in_fork(2), seen(&[1, 7, 2])).violates(Kind::Invented);
     script()
@@ -197,14 +197,14 @@ fn an_artifact_keeps_its_content() {
     let fetch = || Op::Fetch { artifact: "art".into() };
     let script = || Script::default().call(publish(), stored("one"));
     let away = |status| Outcome::Refused { status, code: "x".into() };
-    script().call(fetch(), stored("one")).call(fetch(), away(503)).is_correct();
+    script().call(fetch(), stored("one")).call(fetch(), away(503)).assert_correct();
     script().call(fetch(), stored("two")).violates(Kind::WrongArtifact);
     script().call(fetch(), away(404)).violates(Kind::WrongArtifact);
 }
 
 #[test]
 fn a_run_computes() {
-    Script::default().call(Op::Run { number: 4 }, Outcome::Number(8)).is_correct();
+    Script::default().call(Op::Run { number: 4 }, Outcome::Number(8)).assert_correct();
     Script::default().call(Op::Run { number: 4 }, Outcome::Number(9)).violates(Kind::WrongResult);
 }
 
@@ -217,7 +217,7 @@ fn a_missing_answer_is_found_unless_its_gateway_was_faulty() {
     faulty.at(Event::FaultBegins { fault: 1, kind: "kill".into(), target: "gateway-0".into() });
     faulty.invoke(show());
     faulty.at(Event::FaultEnds { fault: 1 });
-    faulty.is_correct();
+    faulty.assert_correct();
     let mut other = Script::default();
     other.at(Event::FaultBegins { fault: 1, kind: "kill".into(), target: "gateway-1".into() });
     other.invoke(show());
@@ -237,11 +237,11 @@ fn a_late_answer_is_found() {
 fn a_session_that_ends_gives_a_reason() {
     let ended = |because: &str| Outcome::Ended { because: because.into() };
     let before = || Script::default().append(1, &[1], "a", 10);
-    before().call(append(2), ended("its node was lost")).is_correct();
+    before().call(append(2), ended("its node was lost")).assert_correct();
     before().call(append(2), ended("")).violates(Kind::LostSession);
-    before().call(stop(), Outcome::Done).call(append(2), ended("")).is_correct();
+    before().call(stop(), Outcome::Done).call(append(2), ended("")).assert_correct();
     let lost = before().call(append(2), ended("its node was lost"));
     lost.append(3, &[1, 3], "b", 30).violates(Kind::LostSession);
     let read = before().call(append(2), ended("its node was lost"));
-    read.append(1, &[1], "a", 10).is_correct();
+    read.append(1, &[1], "a", 10).assert_correct();
 }

@@ -61,7 +61,7 @@ impl Nodes {
         };
         if alive.wait_for(is_lost).await.is_err() {
             // The list ends with the gateway itself.
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 

@@ -77,7 +77,6 @@ pub(super) enum Payload {
 
 impl Outgoing {
     /// Takes a request apart. Returns its body too, of which the caller decides whether it is kept.
-    #[must_use]
     pub(super) fn new(request: Request) -> (Outgoing, Body) {
         let (mut parts, body) = request.into_parts();
         let path = parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();

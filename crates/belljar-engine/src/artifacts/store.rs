@@ -98,7 +98,7 @@ impl ArtifactStore {
             .and_then(|root| StoreClaim::take(&root, &config.database))
             .map_err(at(&config.blobs_dir))?;
         let objects = config.objects.as_ref().map(Objects::open).transpose();
-        let objects = objects.map_err(EngineError::Objects)?;
+        let objects = objects.map_err(EngineError::from)?;
         let blobs = match &objects {
             Some(objects) => Blobs::open_objects(objects.clone(), &config.blobs_dir),
             None => Blobs::open(&config.blobs_dir),
@@ -121,7 +121,7 @@ impl ArtifactStore {
     /// Fails if the content is in S3 and S3 cannot be reached or refuses access.
     pub async fn check(&self) -> Result<(), EngineError> {
         match &self.objects {
-            Some(objects) => objects.check().await.map_err(EngineError::Objects),
+            Some(objects) => objects.check().await.map_err(EngineError::from),
             None => Ok(()),
         }
     }

@@ -59,7 +59,7 @@ pub async fn verify_catalog(
     for row in catalog.all().await? {
         wanted.entry((TenantDir::of(&row.tenant), row.sha256)).or_default().push(row);
     }
-    let objects = objects.map(Objects::open).transpose().map_err(EngineError::Objects)?;
+    let objects = objects.map(Objects::open).transpose().map_err(EngineError::from)?;
     let (directory, runtime) = (blobs_dir.to_owned(), Handle::current());
     let reading = tokio::task::spawn_blocking(move || {
         let _runtime = runtime.enter();

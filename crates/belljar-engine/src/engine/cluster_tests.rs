@@ -384,8 +384,8 @@ async fn a_session_of_a_lost_node_says_where_it_goes_on() {
     let [warning] = &info.view.warnings[..] else { panic!("{:?}", info.view.warnings) };
     assert_eq!(
         warning,
-        "its node was lost: it goes on from the snapshot of 1970-01-01T00:00:00Z, after execution \
-         0; later changes are lost"
+        "its node was lost: it goes on from the snapshot of 1970-01-01T00:00:00.000Z, after \
+         execution 0; later changes are lost"
     );
     let exec = two.engine.exec_info(&who, &id, "exec_1").await.unwrap();
     let result = exec.result.expect("it has ended");
@@ -401,7 +401,7 @@ async fn a_drain_releases_sleeping_sessions_and_refuses_claims() {
     let id = one.sleeping(None, true).await;
     one.extend(&id).await.unwrap();
     let drained = one.engine.drain(Instant::now()).await;
-    assert_eq!(drained.released, [id.clone()], "{drained:?}");
+    assert_eq!(drained.released, std::slice::from_ref(&id), "{drained:?}");
     assert!(matches!(one.extend(&id).await, Err(EngineError::Unavailable(_))));
     two.extend(&id).await.unwrap();
     one.engine.end_drain();

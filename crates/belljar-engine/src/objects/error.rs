@@ -12,7 +12,7 @@ pub enum ObjectError {
     Setup {
         place: String,
         #[source]
-        cause: object_store::Error,
+        cause: Box<object_store::Error>,
     },
     #[error("`{place}` (BELLJAR_BLOBS_URL) has no object `{key}`")]
     NotFound { key: String, place: String },
@@ -29,7 +29,7 @@ pub enum ObjectError {
         key: String,
         place: String,
         #[source]
-        cause: object_store::Error,
+        cause: Box<object_store::Error>,
     },
     #[error("failed to read or write the local copy of `{key}`")]
     Local {
@@ -55,7 +55,7 @@ impl ObjectError {
                 let code = code_in(&cause.to_string()).unwrap_or("access denied").to_owned();
                 ObjectError::Refused { action, key, place, code }
             }
-            cause => ObjectError::Failed { action, key, place, cause },
+            cause => ObjectError::Failed { action, key, place, cause: Box::new(cause) },
         }
     }
 

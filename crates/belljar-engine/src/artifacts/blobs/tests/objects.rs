@@ -190,7 +190,11 @@ fn damaged_objects_are_not_read() {
     let looked_at =
         Blobs::new(ObjectBlobStore::look_at(fixture.objects(), fixture.runtime.handle().clone()));
     let mut intact = Vec::new();
-    looked_at.walk(|stored| Ok(intact.push(stored.check()?))).unwrap();
+    let check = |stored: Stored| {
+        intact.push(stored.check()?);
+        Ok(())
+    };
+    looked_at.walk(check).unwrap();
     assert_eq!(intact, [false]);
 }
 
