@@ -119,8 +119,10 @@ impl Objects {
         let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let place: Arc<str> = config.url.trim_end_matches('/').into();
         let store = builder(config, bucket).build();
-        let store =
-            store.map_err(|cause| ObjectError::Setup { place: place.to_string(), cause: Box::new(cause) })?;
+        let store = store.map_err(|cause| ObjectError::Setup {
+            place: place.to_string(),
+            cause: Box::new(cause),
+        })?;
         let pieces = Arc::new(Semaphore::new(PIECES_IN_MEMORY));
         Ok(Objects { store: Arc::new(store), place, prefix, pieces })
     }

@@ -95,7 +95,11 @@ fn an_unknown_execution_may_have_run_or_not() {
         .unknown(2)
         .append(3, &[1, 2, 3], "a", 30)
         .assert_correct();
-    Script::default().append(1, &[1], "a", 10).unknown(2).append(3, &[1, 3], "a", 30).assert_correct();
+    Script::default()
+        .append(1, &[1], "a", 10)
+        .unknown(2)
+        .append(3, &[1, 3], "a", 30)
+        .assert_correct();
 }
 
 #[test]
@@ -121,8 +125,14 @@ fn a_lost_write_is_found() {
 fn a_loss_that_the_session_names_is_correct() {
     let before = || Script::default().append(1, &[1], "a", 10).append(2, &[1, 2], "a", 20);
     before().said(3, &[1, 3], "b", 30, Said::WentBack).assert_correct();
-    before().append(3, &[1, 3], "b", 30).call(show(), Outcome::Said(Said::WentBack)).assert_correct();
-    before().call(show(), Outcome::Said(Said::WentBack)).append(3, &[1, 3], "b", 30).assert_correct();
+    before()
+        .append(3, &[1, 3], "b", 30)
+        .call(show(), Outcome::Said(Said::WentBack))
+        .assert_correct();
+    before()
+        .call(show(), Outcome::Said(Said::WentBack))
+        .append(3, &[1, 3], "b", 30)
+        .assert_correct();
 }
 
 #[test]

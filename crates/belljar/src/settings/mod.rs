@@ -428,10 +428,15 @@ mod tests {
     #[test]
     fn every_declared_variable_is_read_once_declared_once_and_has_a_valid_default() {
         let read = RefCell::new(BTreeSet::new());
-        for unix in ["", "/socket"] {
+        for (unix, blobs) in [("", ""), ("/socket", "s3://bucket")] {
             Settings::from_lookup(&|name| {
                 read.borrow_mut().insert(name.to_owned());
-                (name == "BELLJAR_UNIX").then(|| unix.to_owned())
+                match name {
+                    "BELLJAR_UNIX" => Some(unix.to_owned()),
+                    // Without it, the variables of S3 belong to other programs and are not read.
+                    "BELLJAR_BLOBS_URL" => Some(blobs.to_owned()),
+                    _ => None,
+                }
             })
             .unwrap();
         }

@@ -7,6 +7,7 @@ from __future__ import annotations
 DEFAULTS = {
     "BELLJAR_HOME": "",
     "BELLJAR_STATE_DIR": "",
+    "BELLJAR_DATABASE_URL": "",
     "SESSIONS_ROOT": "",
     "BELLJAR_SESSION_SIZE": "4G",
     "BELLJAR_SESSION_FILES": "auto",
@@ -125,6 +126,7 @@ INTERNAL = (
 
 #: Their values are never shown.
 SECRET = (
+    "BELLJAR_DATABASE_URL",
     "AWS_SECRET_ACCESS_KEY",
     "BELLJAR_REGISTRY_PASSWORD",
     "BELLJAR_DATASET_SOURCES",
