@@ -64,6 +64,8 @@ pub(crate) struct Metrics {
     pub(crate) dropped_bytes: Counter,
     /// Sessions of an earlier server: adopted, lost, cleaned.
     pub(crate) adoptions: Family<ByHow, Counter>,
+    /// Sessions that woke, by where their snapshot was: here, s3; or files_only if their memory could not be restored.
+    pub(crate) wakes: Family<ByHow, Counter>,
     pub(crate) expired: Counter,
     /// Network visits of sandboxes: reached, refused, failed.
     pub(crate) visits: Family<ByHow, Counter>,
@@ -115,6 +117,7 @@ impl Default for Metrics {
             oom: Counter::default(),
             dropped_bytes: Counter::default(),
             adoptions: Family::default(),
+            wakes: Family::default(),
             expired: Counter::default(),
             visits: Family::default(),
             network_bytes: Counter::default(),
@@ -181,6 +184,10 @@ impl Metrics {
         self.adoptions.get_or_create(&ByHow { how: Name(how) }).inc();
     }
 
+    pub(crate) fn woke(&self, how: &'static str) {
+        self.wakes.get_or_create(&ByHow { how: Name(how) }).inc();
+    }
+
     pub(crate) fn finished(
         &self,
         language: &'static str,
@@ -206,6 +213,7 @@ impl Metrics {
             "Sessions of an earlier server, by outcome",
             self.adoptions.clone(),
         );
+        registry.register("wakes", "Sessions that woke, by their snapshot", self.wakes.clone());
         registry.register("sessions_expired", "Sessions that expired", self.expired.clone());
         registry.register(
             "network_visits",

@@ -34,8 +34,12 @@ impl Driver {
             None => self.reserve(quota).await?,
         };
         self.apply(Happening::WakeBegan);
+        let is_here = self.unfetched.is_none() && !self.must_read_pointer;
         match self.restore_hibernated().await {
             Ok(sandbox) => {
+                let restored = if is_here { "here" } else { "s3" };
+                let is_whole = self.files_only.is_none();
+                self.state.metrics.woke(if is_whole { restored } else { "files_only" });
                 self.reservation = Some(reservation);
                 self.sleeping = None;
                 let sandbox = self.session.sandbox.open(sandbox);
