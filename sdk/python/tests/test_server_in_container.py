@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import tempfile
 import time
@@ -46,10 +45,17 @@ def flags() -> list[str]:
     return found[1].split()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def address(name: str) -> str:
+    """Waits until the server in the container says where it listens."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        is_running = docker("inspect", "--format", "{{.State.Running}}", name).strip() == "true"
+        shown = subprocess.run(["docker", "logs", name], check=True, capture_output=True, text=True, timeout=PATIENCE)
+        found = re.search(r" listens on (http://\S+)", shown.stderr)
+        if found is not None:
+            return found[1]
+        assert is_running and time.monotonic() < deadline, shown.stderr
+        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -66,16 +72,16 @@ def test_as_the_page_says(state: Path) -> None:
     own = ["-e", "BELLJAR_PRELOAD=json", "-e", f"BELLJAR_CGROUP_PARENT={name}"]
     made = docker("run", "--rm", "--network", "none", *mounts, IMAGE, "belljar", "key", "create", "--name", "agent")
     key = made.strip().splitlines()[-1]
-    port = free_port()
     # The engine of the tests has no network of its own: instead of a published port, the machine's.
     where = ["--network", "host"]
     try:
         docker(
             "run", "-d", *flags(), "--name", name, *where, *own, *mounts, IMAGE,
-            "belljar", "serve", "--listen", f"127.0.0.1:{port}", "--stop-sessions",
+            "belljar", "serve", "--listen", "127.0.0.1:0", "--stop-sessions",
         )  # fmt: skip
+        url = address(name)
         with (
-            Client(f"http://127.0.0.1:{port}", api_key=key, patience=PATIENCE) as client,
+            Client(url, api_key=key, patience=PATIENCE) as client,
             client.session(limits={"memory": "64M"}) as session,
         ):
             assert session.run_code("x = 6 * 7").ok
@@ -83,7 +89,7 @@ def test_as_the_page_says(state: Path) -> None:
             assert session.run_code(look).stdout == "42 1000 False\n"
             full = session.run_code("x = bytearray(256 << 20)")
             assert full.status == "oom"
-        with Client(f"http://127.0.0.1:{port}") as stranger, pytest.raises(Unauthorized):
+        with Client(url) as stranger, pytest.raises(Unauthorized):
             stranger.sessions()
     finally:
         # Its sandboxes end with it: it is their machine.
