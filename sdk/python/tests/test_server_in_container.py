@@ -54,7 +54,8 @@ def address(name: str) -> str:
         found = re.search(r" listens on (http://\S+)", shown.stderr)
         if found is not None:
             return found[1]
-        assert is_running and time.monotonic() < deadline, shown.stderr
+        assert is_running, shown.stderr
+        assert time.monotonic() < deadline, shown.stderr
         time.sleep(0.1)
 
 
