@@ -74,7 +74,7 @@ async fn a_server_whose_s3_fails_says_so_and_goes_on() {
     let result = session.leaves("two", "2").await;
     assert_eq!(result["status"], "ok", "{result:#}");
     assert!(result["artifacts"].as_array().is_none_or(Vec::is_empty), "{result:#}");
-    let why = reason(&result, "two");
+    let why = reason(&result, "/session/artifacts");
     assert!(why.contains("BELLJAR_BLOBS_URL") && !why.contains(SECRET), "{why}");
     assert_eq!(server.get(&stored).await.text(200), "1", "there is a copy");
     forget_copies(&installation);

@@ -43,8 +43,9 @@ const ACCEPT: &str = "
 impl ExecRecords for PostgresStore {
     async fn accept_exec(&self, row: ExecRow) -> Result<bool, StoreError> {
         let node = Arc::clone(&self.node);
+        // Not lost with a crash of Postgres: a repeated request must find it, or it would run again.
         self.pool
-            .write(Side::Quick, move |connection| -> Work<'_, bool> {
+            .write(Side::Safe, move |connection| -> Work<'_, bool> {
                 Box::pin(async move {
                     match accept(connection, &row, &node).await {
                         Err(failed) if failed.is_unique_violation() => {

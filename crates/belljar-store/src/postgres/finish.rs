@@ -135,7 +135,9 @@ async fn store(
     ends: Vec<FinishedExec>,
 ) -> Result<Vec<String>, StoreError> {
     let node = Arc::clone(node);
-    pool.write(Side::Quick, move |connection| -> Work<'_, Vec<String>> {
+    // Not lost with a crash of Postgres: the guest drops an execution whose end is stored, and without both the next
+    // server would run it again.
+    pool.write(Side::Safe, move |connection| -> Work<'_, Vec<String>> {
         Box::pin(async move {
             let column = |of: fn(&FinishedExec) -> &str| ends.iter().map(of).collect::<Vec<_>>();
             let sessions = column(|end| &end.session);
