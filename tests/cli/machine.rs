@@ -241,7 +241,7 @@ fn every_command_explains_itself() {
       run          Run code once in a new sandbox, which is removed afterwards
       serve        Run the server: sessions over HTTP
       node         Run a node of a cluster: sessions that gateways send to this machine
-      gateway      Run a gateway of a cluster: the address for clients, which passes requests on to nodes
+      gateway      Run a gateway of a cluster: it forwards the requests of clients to nodes
       cluster      Clusters: make the authority for TLS between nodes and gateways
       init         PID 1 of a container or pod: start the server, and start it again when it dies
       session      Sessions of a server: create, list, use and stop them

@@ -42,7 +42,7 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Run a node of a cluster: sessions that gateways send to this machine
     Node(NodeArgs),
-    /// Run a gateway of a cluster: the address for clients, which passes requests on to nodes
+    /// Run a gateway of a cluster: it forwards the requests of clients to nodes
     Gateway(GatewayArgs),
     /// Clusters: make the authority for TLS between nodes and gateways
     #[command(subcommand)]

@@ -47,14 +47,13 @@ impl ObjectError {
         cause: object_store::Error,
     ) -> ObjectError {
         let (key, place) = (key.to_owned(), place.to_owned());
+        if is_refusal(&cause) {
+            // The rest of the answer has the signed text of the request, which helps no reader.
+            let code = code_in(&cause.to_string()).unwrap_or("access denied").to_owned();
+            return ObjectError::Refused { action, key, place, code };
+        }
         match cause {
             object_store::Error::NotFound { .. } => ObjectError::NotFound { key, place },
-            object_store::Error::PermissionDenied { .. }
-            | object_store::Error::Unauthenticated { .. } => {
-                // The rest of the answer has the signed text of the request, which helps no reader.
-                let code = code_in(&cause.to_string()).unwrap_or("access denied").to_owned();
-                ObjectError::Refused { action, key, place, code }
-            }
             cause => ObjectError::Failed { action, key, place, cause: Box::new(cause) },
         }
     }
@@ -74,6 +73,19 @@ impl ObjectError {
 impl From<ObjectError> for io::Error {
     fn from(error: ObjectError) -> io::Error {
         io::Error::new(error.kind(), error)
+    }
+}
+
+fn is_refusal(error: &object_store::Error) -> bool {
+    match error {
+        object_store::Error::PermissionDenied { .. }
+        | object_store::Error::Unauthenticated { .. } => true,
+        // A refused list is reported like any other failure.
+        object_store::Error::Generic { .. } => {
+            let text = error.to_string();
+            text.contains("403 Forbidden") || text.contains("401 Unauthorized")
+        }
+        _ => false,
     }
 }
 
