@@ -52,6 +52,50 @@ async fn sessions_of_a_killed_node_go_on_or_are_said_to_be_lost() {
     assert_eq!(cluster.owner(&kept.id), Some(1));
 }
 
+/// A session with an execution, whose node hibernates it.
+async fn asleep_on_its_node(cluster: &Cluster) -> Session {
+    let session = cluster.client(0).session_with(json!({})).await;
+    session.printed("x = [1]; open('f', 'w').write('1')").await;
+    session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
+    session
+}
+
+/// The session changes on node 0, which is killed. Another node says from which state it goes on.
+async fn changes_are_said_to_be_lost(cluster: &mut Cluster, session: &Session) {
+    let result = answered(session, json!({"code": "x.append(2); print(x)"})).await;
+    assert_eq!(result["stdout"], "[1, 2]\n", "{result:#}");
+    cluster.add_node().await;
+    cluster.has_ready_nodes(2).await;
+    cluster.nodes[0].kill().await;
+    went_back(session).await;
+}
+
+#[tokio::test]
+async fn a_session_that_woke_at_once_says_that_it_went_back() {
+    skip_without_cluster!();
+    let mut cluster = Cluster::with(1, 1).await;
+    let session = asleep_on_its_node(&cluster).await;
+    let pointer = format!("select snapshot is not null from sessions where id = '{}'", session.id);
+    eventually("its snapshot is in S3", async || cluster.postgres.query(&pointer).trim() == "t")
+        .await;
+    changes_are_said_to_be_lost(&mut cluster, &session).await;
+}
+
+#[tokio::test]
+async fn a_session_that_woke_after_a_restart_of_its_node_says_that_it_went_back() {
+    skip_without_cluster!();
+    let mut cluster = Cluster::with(1, 1).await;
+    let session = asleep_on_its_node(&cluster).await;
+    is_released(&cluster, &session).await;
+    // The node has the session again, asleep, when it is killed.
+    session.client.patch(&session.path(""), json!({"ttl": 900})).await.json(200);
+    assert_eq!(cluster.owner(&session.id), Some(0));
+    cluster.nodes[0].kill().await;
+    cluster.nodes[0].start().await;
+    cluster.has_ready_nodes(1).await;
+    changes_are_said_to_be_lost(&mut cluster, &session).await;
+}
+
 #[tokio::test]
 async fn a_node_that_is_started_again_in_time_keeps_its_sessions() {
     skip_without_cluster!();

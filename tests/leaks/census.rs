@@ -29,7 +29,7 @@ impl Census {
         let descendants = procfs::descendants(&procfs::parents(), std::process::id());
         Census {
             processes: sorted(descendants.into_iter().map(|pid| pid.to_string())),
-            mounts: sorted(read("/proc/self/mountinfo").lines().map(str::to_owned)),
+            mounts: sorted(mounts()),
             descriptors: sorted(descriptors()),
             traces: sorted(scratch.traces()),
             files: sorted(names(scratch.run_dir().to_str().expect("text"))),
@@ -79,6 +79,15 @@ pub(crate) fn assert_no_ids_are_taken(scratch: &ScratchHost) {
     let taken: Vec<_> = (0..ever_used).map(|_| blocks.take().expect("a block")).collect();
     let numbers: Vec<usize> = taken.iter().map(|taken| taken.block.number as usize).collect();
     assert_eq!(numbers, (1..=ever_used).collect::<Vec<_>>());
+}
+
+/// All mounts of the machine, except those of containers, which other tests make at the same time.
+fn mounts() -> Vec<String> {
+    const CONTAINERS: [&str; 3] = ["/var/lib/docker/", "/run/docker/", "/var/lib/containers/"];
+    let mountinfo = read("/proc/self/mountinfo");
+    let of_container =
+        |line: &str| CONTAINERS.iter().any(|directory| line.contains(&format!(" {directory}")));
+    mountinfo.lines().filter(|line| !of_container(line)).map(str::to_owned).collect()
 }
 
 fn descriptors() -> impl Iterator<Item = String> {

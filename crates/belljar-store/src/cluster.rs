@@ -158,8 +158,15 @@ pub trait ClusterRecords: Debug + Send + Sync {
         snapshot: Option<serde_json::Value>,
     ) -> Result<(), StoreError>;
 
-    /// Sets the snapshot from which the session goes on if its node is lost.
-    async fn set_snapshot(&self, id: &str, snapshot: serde_json::Value) -> Result<(), StoreError>;
+    /// Sets the snapshot from which the session goes on if its node is lost. A snapshot with a lower `number` than the
+    /// stored one is refused like the write of a node that does not own the session: it is a late write, whose node had
+    /// no answer and has stored another one since.
+    async fn set_snapshot(
+        &self,
+        id: &str,
+        number: i64,
+        snapshot: serde_json::Value,
+    ) -> Result<(), StoreError>;
 
     async fn snapshot_of(&self, id: &str) -> Result<Option<serde_json::Value>, StoreError>;
 

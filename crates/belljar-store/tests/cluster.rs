@@ -132,7 +132,7 @@ async fn assert_fenced(store: &PostgresStore) {
     assert!(is_fenced(&store.set_expiry("s", 8, 9).await));
     assert!(is_fenced(&store.accept_exec(exec("s", "late", 7)).await));
     assert!(is_fenced(&store.finish_exec(finished("s", "x")).await));
-    assert!(is_fenced(&store.set_snapshot("s", json!({"by": "the wrong node"})).await));
+    assert!(is_fenced(&store.set_snapshot("s", 9, json!({"by": "the wrong node"})).await));
     assert!(is_fenced(&store.release_session("s", None).await));
     let dataset = DatasetRow {
         session: "s".into(),
@@ -186,6 +186,24 @@ async fn a_session_moves_and_its_earlier_owner_is_fenced() {
 }
 
 #[tokio::test]
+async fn late_writes_of_a_node_change_nothing() {
+    let cluster = Cluster::new();
+    let node = cluster.node("one", FOREVER).await;
+    put(&node, session("s")).await;
+    node.set_snapshot("s", 2, json!({"number": 2})).await.unwrap();
+    node.set_snapshot("s", 2, json!({"number": 2, "again": true})).await.unwrap();
+    assert!(is_fenced(&node.set_snapshot("s", 1, json!({"number": 1})).await));
+    let stored = node.snapshot_of("s").await.unwrap();
+    assert_eq!(stored, Some(json!({"number": 2, "again": true})));
+
+    // A claim fences what the same node sent before it.
+    let before = cluster.sql("SELECT epoch FROM sessions");
+    assert!(matches!(node.claim_session("s").await.unwrap(), Claim::Claimed(_)));
+    assert_ne!(cluster.sql("SELECT epoch FROM sessions"), before);
+    node.set_phase("s", Phase::Ready, None, Durability::Process).await.unwrap();
+}
+
+#[tokio::test]
 async fn of_two_claims_one_wins() {
     let cluster = Cluster::new();
     let (one, two) = (cluster.node("one", FOREVER).await, cluster.node("two", FOREVER).await);
@@ -234,7 +252,7 @@ async fn sessions_of_a_lost_node_go_on_from_their_snapshots() {
         put(&lost, session(id)).await;
     }
     assert!(lost.accept_exec(exec("s", "x", 1)).await.unwrap());
-    lost.set_snapshot("asleep", json!({"epoch": 1})).await.unwrap();
+    lost.set_snapshot("asleep", 1, json!({"epoch": 1})).await.unwrap();
     lost.set_phase("stopping", Phase::Stopping, None, Durability::Process).await.unwrap();
     lost.reserve_quota("acme", NodeLoad { sessions: 3, memory: 3 }, QuotaLimit::default())
         .await
@@ -422,7 +440,7 @@ async fn a_database_of_a_newer_version_is_refused() {
 async fn several_at_once_make_one_schema() {
     let cluster = Cluster::new();
     join_all((0..6).map(|_| cluster.open(""))).await;
-    assert_eq!(cluster.sql("SELECT count(*), max(version) FROM belljar_schema"), "1|1");
+    assert_eq!(cluster.sql("SELECT count(*), max(version) FROM belljar_schema"), "1|2");
 }
 
 async fn is_unavailable(store: &PostgresStore) -> bool {

@@ -171,7 +171,7 @@ impl TestNode {
 
 fn pointer(session: &str, clean: bool) -> Value {
     json!({
-        "version": 1, "session": session, "epoch": 1, "class": "class", "files": [],
+        "version": 1, "session": session, "number": 1, "class": "class", "files": [],
         "manifest": {"id": 1, "made_ms": 0, "bytes": 0},
         "resume": {"clean": clean, "execs": 0, "taken_ms": 0},
     })

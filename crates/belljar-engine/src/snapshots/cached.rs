@@ -39,8 +39,15 @@ impl SnapshotStore {
     /// Keeps the files of a session that this node has released, within bounds. They no longer count for its tenant.
     pub(crate) async fn keep_as_cache(&self, session: &str) {
         self.usage.remove(session);
-        let files = self.of_session(session).run(|files| Ok(files.on_disk())).await;
-        let bytes = files.unwrap_or_default().iter().map(|file| file.bytes).sum();
+        let snapshots = self.of_session(session);
+        let marked = snapshots.run(|files| files.mark_as_cache().map(|()| files.on_disk()));
+        let bytes = match marked.await {
+            Ok(files) => files.iter().map(|file| file.bytes).sum(),
+            Err(error) => {
+                tracing::warn!(session.id = session, "failed to keep it as a cache: {error}");
+                return self.remove(session).await;
+            }
+        };
         for session in self.cached.add(session, bytes) {
             let removed = self.of_session(&session).run(SnapshotFiles::remove).await;
             if let Err(error) = removed {

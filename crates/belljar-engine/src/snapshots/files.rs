@@ -14,6 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::disk_usage::KeptFile;
 
+/// A file in a directory of snapshots that is only a cache.
+const CACHE_MARK: &str = "cache";
+
 /// The description of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Manifest {
@@ -174,6 +177,19 @@ impl SnapshotFiles {
         let earlier = snapshots.filter(|other| other.exec.is_none() && other.id < newest);
         let earlier: Vec<u64> = earlier.map(|other| other.id).collect();
         self.forget(&earlier)
+    }
+
+    /// Marks the directory as a cache: another node may have the session, so its snapshots here may be old. The next
+    /// [`publish`](Self::publish) removes the mark.
+    pub(super) fn mark_as_cache(&self) -> io::Result<()> {
+        match File::create(self.directory.join(CACHE_MARK)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            marked => marked.map(drop),
+        }
+    }
+
+    pub(super) fn is_cache(&self) -> bool {
+        self.directory.join(CACHE_MARK).exists()
     }
 
     /// Removes files to which no snapshot refers, except open ones: if removed, they would take disk space without
@@ -483,6 +499,19 @@ mod tests {
         drop(held);
         snapshots.sweep().unwrap();
         assert!(names(&snapshots).is_empty());
+    }
+
+    #[test]
+    fn a_cache_is_no_longer_one_when_a_snapshot_is_published() {
+        let directory = tempfile::tempdir().unwrap();
+        let snapshots = SnapshotFiles::new(directory.path().join("s"));
+        snapshots.mark_as_cache().unwrap();
+        assert!(!snapshots.is_cache(), "nothing is there");
+        let old = take(&snapshots, 1, &[]);
+        snapshots.mark_as_cache().unwrap();
+        assert!(snapshots.is_cache());
+        snapshots.publish(&old).unwrap();
+        assert!(!snapshots.is_cache());
     }
 
     #[test]

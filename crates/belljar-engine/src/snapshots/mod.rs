@@ -160,8 +160,8 @@ impl SnapshotStore {
         self.usage.remove(session);
     }
 
-    /// Removes unfinished files of an earlier server, and the snapshots of all sessions except these (id and tenant).
-    /// Call it before any snapshot is taken.
+    /// Removes unfinished files of an earlier server, and the snapshots of all sessions except these (id and tenant). Those
+    /// of a session that came back, and whose files here were not renewed yet, are in S3. Call it before any snapshot is taken.
     pub(crate) async fn tidy(&self, sessions: Vec<(String, String)>) -> io::Result<()> {
         let store = self.clone();
         let tidying = tokio::task::spawn_blocking(move || store.tidy_blocking(&sessions));
@@ -177,7 +177,9 @@ impl SnapshotStore {
                 std::fs::remove_dir_all(self.commons())?;
             } else if name == FETCHED_COMMONS {
                 remote::remove_parts(&self.config.directory.join(FETCHED_COMMONS))?;
-            } else if let Some((_, tenant)) = sessions.iter().find(|(id, _)| *id == name) {
+            } else if let Some((_, tenant)) = sessions.iter().find(|(id, _)| *id == name)
+                && !files.is_cache()
+            {
                 if let Err(error) = files.sweep() {
                     tracing::warn!(session.id = name, "failed to tidy up its snapshots: {error}");
                 }

@@ -62,10 +62,10 @@ impl SnapshotPointer {
         }
     }
 
-    /// Each node that takes up the session uploads with a higher number, so that an earlier owner never removes objects
-    /// of a later one.
-    pub(crate) fn generation(&self) -> i64 {
-        self.0.get("epoch").and_then(Value::as_i64).unwrap_or(0)
+    /// Each upload of the session has a higher number, on all nodes together. So an earlier owner never removes objects of a
+    /// later one, and a late write never replaces a later pointer.
+    pub(crate) fn number(&self) -> i64 {
+        self.0.get("number").and_then(Value::as_i64).unwrap_or(0)
     }
 
     /// The class of nodes that can restore its memory.
@@ -83,13 +83,13 @@ mod tests {
     #[test]
     fn a_pointer_keeps_what_is_said_when_the_session_goes_on() {
         let resume = Resume { clean: true, execs: 3, taken_ms: 7, notes: vec!["a".into()] };
-        let pointer = SnapshotPointer::new(json!({"epoch": 4, "class": "x"}), &resume);
-        assert_eq!((pointer.generation(), pointer.class()), (4, Some("x")));
+        let pointer = SnapshotPointer::new(json!({"number": 4, "class": "x"}), &resume);
+        assert_eq!((pointer.number(), pointer.class()), (4, Some("x")));
         let stored = SnapshotPointer::stored(pointer.value().clone());
         assert_eq!(stored.resume(), resume);
         let awake = stored.unclean();
         assert_eq!(awake.resume(), Resume { clean: false, ..resume });
-        assert_eq!(awake.value()["epoch"], 4);
+        assert_eq!(awake.value()["number"], 4);
         // Without the field, the session may have been awake since.
         assert!(!SnapshotPointer::stored(json!({})).resume().clean);
     }

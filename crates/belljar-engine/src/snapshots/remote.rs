@@ -1,7 +1,7 @@
 //! Snapshots in S3, so that a session can wake on another node.
 //!
 //! ```text
-//! snapshots/<session>/<epoch>-<random>/<file>   files of one session
+//! snapshots/<session>/<number>-<random>/<file>   files of one session
 //! snapshots/common/<sha256>                     layers that several sessions share
 //! ```
 //!
@@ -81,7 +81,9 @@ struct RemoteState {
 struct Pointer {
     version: u32,
     session: String,
-    epoch: i64,
+    /// See [`SnapshotPointer::number`](super::SnapshotPointer::number).
+    #[serde(alias = "epoch")]
+    number: i64,
     /// The class of nodes that can restore its memory. Others restore only its files.
     class: String,
     manifest: Manifest,
@@ -163,14 +165,14 @@ impl RemoteSnapshots {
     pub(crate) async fn upload(
         &self,
         session: &str,
-        epoch: i64,
+        number: i64,
         snapshots: &SessionSnapshots,
         manifest: &Manifest,
     ) -> Result<Value, EngineError> {
         let local =
             self.open_files(snapshots, manifest).await.map_err(EngineError::KeepSnapshot)?;
         let directory =
-            format!("snapshots/{session}/{epoch}-{}", belljar_sys::process::random_name());
+            format!("snapshots/{session}/{number}-{}", belljar_sys::process::random_name());
         let known = self.known(session);
         let sending = local.into_iter().map(|file| self.send(file, &directory, &known));
         let sending = futures_util::stream::iter(sending).buffered(FILES_AT_ONCE);
@@ -181,7 +183,7 @@ impl RemoteSnapshots {
         let pointer = Pointer {
             version: VERSION,
             session: session.to_owned(),
-            epoch,
+            number,
             class: self.0.class.clone(),
             manifest: manifest.clone(),
             files,
@@ -216,16 +218,16 @@ impl RemoteSnapshots {
     }
 
     /// Removes the objects of a session that its pointer does not refer to. Call it when the row has this pointer.
-    /// Objects of later epochs belong to another owner and stay.
+    /// Objects of later uploads may belong to another owner and stay.
     pub(crate) async fn prune(&self, pointer: &Value) -> Result<(), EngineError> {
         let pointer = read(pointer).map_err(EngineError::KeepSnapshot)?;
         let below = format!("snapshots/{}", pointer.session);
         let there = self.0.objects.list_all(&below).await.map_err(failed)?;
         let keys = there.into_iter().map(|object| object.key);
         let unused = keys.filter(|key| {
-            let epoch = key[below.len()..].trim_start_matches('/').split_once('-');
-            let epoch = epoch.and_then(|(epoch, _)| epoch.parse::<i64>().ok());
-            epoch.is_some_and(|epoch| epoch <= pointer.epoch)
+            let number = key[below.len()..].trim_start_matches('/').split_once('-');
+            let number = number.and_then(|(number, _)| number.parse::<i64>().ok());
+            number.is_some_and(|number| number <= pointer.number)
                 && !pointer.files.iter().any(|file| file.key == *key)
         });
         self.0.objects.remove_all(unused.collect()).await.map_err(failed)

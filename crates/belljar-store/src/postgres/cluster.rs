@@ -85,8 +85,9 @@ const TAKE: &str = "UPDATE sessions SET owner = NULL, epoch = sessions.epoch + 1
 const FORGET: &str = "DELETE FROM nodes
      WHERE state IN ('lost', 'gone') AND lease_until < now() - interval '7 days'";
 
-const CLAIM: &str = "UPDATE sessions SET owner = $2,
-         epoch = sessions.epoch + CASE WHEN sessions.owner IS NULL THEN 1 ELSE 0 END
+/// The epoch rises also if this node owns the session already: a late write of its earlier claim,
+/// such as a release that was not answered, then fails.
+const CLAIM: &str = "UPDATE sessions SET owner = $2, epoch = sessions.epoch + 1
      FROM nodes
      WHERE sessions.id = $1 AND nodes.id = $2 AND nodes.epoch = $3
        AND nodes.state IN ('ready', 'draining')
@@ -239,7 +240,12 @@ impl ClusterRecords for PostgresStore {
             .await
     }
 
-    async fn set_snapshot(&self, id: &str, snapshot: serde_json::Value) -> Result<(), StoreError> {
+    async fn set_snapshot(
+        &self,
+        id: &str,
+        number: i64,
+        snapshot: serde_json::Value,
+    ) -> Result<(), StoreError> {
         let (id, node) = (id.to_owned(), Arc::clone(&self.node));
         self.pool
             .write(Side::Safe, move |connection| -> Work<'_, ()> {
@@ -248,9 +254,10 @@ impl ClusterRecords for PostgresStore {
                     let epoch = node.epoch_or_none(&id);
                     let changed = connection
                         .execute(
-                            "UPDATE sessions SET snapshot = $4
-                             WHERE id = $1 AND owner = $2 AND epoch = $3",
-                            &[&id, &node.id, &epoch, &snapshot],
+                            "UPDATE sessions SET snapshot = $4, snapshot_number = $5
+                             WHERE id = $1 AND owner = $2 AND epoch = $3
+                               AND snapshot_number <= $5",
+                            &[&id, &node.id, &epoch, &snapshot, &number],
                         )
                         .await?;
                     owned(changed, &node, &id)

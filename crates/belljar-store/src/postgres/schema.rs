@@ -7,7 +7,7 @@ use crate::{StoreError, postgres::Work};
 const LOCK: i64 = 0x0062_656c_6c6a_6172;
 
 /// Step `n` migrates a database from version `n` to the next. A released step is never changed.
-const MIGRATIONS: [&str; 1] = [FIRST];
+const MIGRATIONS: [&str; 2] = [FIRST, SNAPSHOT_NUMBERS];
 
 /// Text is compared by its bytes, as in SQLite. JSON is stored as text, because Postgres refuses
 /// some strings in its JSON types.
@@ -230,6 +230,10 @@ const FIRST: &str = r#"
         PRIMARY KEY (source, name)
     );
 "#;
+
+/// The order of a session's snapshots: a late write does not replace a later one.
+const SNAPSHOT_NUMBERS: &str =
+    "ALTER TABLE sessions ADD COLUMN snapshot_number BIGINT NOT NULL DEFAULT 0";
 
 /// Creates or migrates the tables. A database of a newer version is not changed.
 pub(super) async fn migrate(pool: &Pool) -> Result<(), StoreError> {

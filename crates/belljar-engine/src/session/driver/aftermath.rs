@@ -154,7 +154,7 @@ impl Driver {
             Ok(AftermathDone::Checkpoint { exec, base, outcome, taken, answer }) => {
                 self.base = base;
                 if let Some(manifest) = taken {
-                    self.upload(&manifest, false);
+                    self.upload(&manifest);
                 }
                 self.answer_checkpoint(&exec, outcome, answer);
             }

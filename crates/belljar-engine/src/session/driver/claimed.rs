@@ -9,7 +9,7 @@ use crate::clock;
 use crate::error::{EngineError, in_full};
 use crate::rules::{Happening, Phase};
 use crate::snapshots::{Manifest, SnapshotFiles, SnapshotPointer};
-use crate::store::Durability;
+use crate::store::{Claim, Durability, StoreError};
 
 impl Driver {
     /// Begins with a session that this node has just claimed. Its snapshot is fetched when it wakes.
@@ -57,7 +57,7 @@ impl Driver {
         let stored = cluster.snapshot_of(&self.session.id).await?;
         self.must_read_pointer = false;
         let Some(pointer) = stored.map(SnapshotPointer::stored) else { return Ok(()) };
-        self.uploads.generation = pointer.generation() + 1;
+        self.uploads.number = Some(pointer.number());
         let resume = pointer.resume();
         for note in resume.notes {
             self.warn(format!("not kept when it was put to sleep: {note}"));
@@ -109,20 +109,48 @@ impl Driver {
         Manifest { layers: None, gone, ..manifest }
     }
 
-    /// From now on the session changes, so its snapshot in S3 is an earlier state of it.
+    /// From now on the session changes, so its snapshot in S3 is an earlier state of it. The row says so before the first
+    /// change.
     pub(super) async fn begin_changes(&mut self) -> Result<(), EngineError> {
         self.uploads.cancel().await;
-        let Some(pointer) = self.uploads.newest().cloned() else { return Ok(()) };
-        if !pointer.resume().clean {
-            return Ok(());
-        }
         let state = Arc::clone(&self.state);
         let Some((cluster, _)) = state.cluster() else { return Ok(()) };
-        let unclean = pointer.unclean();
-        let stored = cluster.set_snapshot(&self.session.id, unclean.value().clone()).await;
-        self.session.noticed(stored)?;
-        self.uploads.stored(self.hibernated_as.unwrap_or(0), unclean);
-        Ok(())
+        self.claim_again().await?;
+        let stored = match self.uploads.newest() {
+            Some(pointer) => Some(pointer.clone()),
+            None => cluster.snapshot_of(&self.session.id).await?.map(SnapshotPointer::stored),
+        };
+        match stored {
+            Some(pointer) if pointer.resume().clean => {
+                let (number, unclean) = (pointer.number(), pointer.unclean());
+                let value = unclean.value().clone();
+                let written = cluster.set_snapshot(&self.session.id, number, value).await;
+                self.session.noticed(written)?;
+                self.uploads.stored(self.hibernated_as.unwrap_or(0), unclean);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Claims the session again if a release was not answered. The database then refuses the release if it comes late.
+    pub(super) async fn claim_again(&mut self) -> Result<(), EngineError> {
+        let state = Arc::clone(&self.state);
+        let Some((cluster, _)) = state.cluster().filter(|_| self.release_unanswered) else {
+            return Ok(());
+        };
+        match cluster.claim_session(&self.session.id).await? {
+            Claim::Claimed(_) => {
+                self.release_unanswered = false;
+                self.uploads.forget_stored();
+                Ok(())
+            }
+            Claim::OwnedBy { .. } | Claim::NotClaimable => {
+                let session = self.session.id.clone();
+                self.session.noticed(Err(StoreError::Fenced { session }))?;
+                Ok(())
+            }
+        }
     }
 }
 

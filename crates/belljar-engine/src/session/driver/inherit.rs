@@ -1,14 +1,21 @@
 //! Continues the executions that an earlier server had accepted.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use belljar_proto::exec::{Language, Status};
 use tokio::sync::oneshot;
 
+use super::wake::RECENT;
 use super::{Driver, SandboxLease};
 use crate::error::in_full;
 use crate::exec::Exec;
 use crate::session::perform::Begin;
-use crate::store::ExecRow;
+use crate::store::{ExecFilter, ExecRow};
+
+/// The reason of executions that were stored late.
+const NEVER_BEGUN: &str =
+    "it was not begun: the database stored it after a later execution had begun";
 
 impl Driver {
     pub(super) async fn inherit(&mut self, sandbox: &SandboxLease) {
@@ -27,14 +34,37 @@ impl Driver {
         // Executions that the guest knows were accepted before those that it does not know.
         let (joined, again): (Vec<ExecRow>, Vec<ExecRow>) =
             unfinished.into_iter().partition(|row| known.contains(&row.id.as_str()));
+        let last = if again.is_empty() { HashMap::new() } else { self.last_begun(&joined).await };
         for row in joined {
             let exec = self.inherit_exec(row);
             self.join(sandbox, exec);
         }
         for row in again {
             let exec = self.inherit_exec(row);
-            self.begin(sandbox, exec, Begin::Again);
+            let lane = exec.request.lane();
+            // Cells of one kernel begin in order. So the store added this one late: its client got an error, and may
+            // have sent it again.
+            if lane.and_then(|lane| last.get(&lane)).is_some_and(|later| exec.number < *later) {
+                exec.end(Status::Crashed, NEVER_BEGUN);
+                self.settle(None, exec);
+            } else {
+                self.begin(sandbox, exec, Begin::Again);
+            }
         }
+    }
+
+    /// The number of the last execution of each kernel that has begun.
+    async fn last_begun(&self, joined: &[ExecRow]) -> HashMap<Language, u64> {
+        let filter = ExecFilter { newest_first: true, beyond: None, finished: true, limit: RECENT };
+        let begun = |row: &ExecRow| Some((row.request.lane()?, row.number));
+        let finished = self.state.store.execs(&self.session.id, filter, move |row| begun(&row));
+        let finished = finished.await.map(|page| page.items).unwrap_or_default();
+        let mut last = HashMap::new();
+        for (lane, number) in joined.iter().map(begun).chain(finished).flatten() {
+            let latest = last.entry(lane).or_insert(number);
+            *latest = number.max(*latest);
+        }
+        last
     }
 
     fn inherit_exec(&mut self, row: ExecRow) -> Arc<Exec> {

@@ -168,6 +168,8 @@ struct Driver {
     asleep_since: Instant,
     /// A hibernated session is not released before this time.
     release_again_at: Option<Instant>,
+    /// The database did not answer a release, so it may still do it.
+    release_unanswered: bool,
     /// The last use of the session that its periodic snapshot has, and the time of the next one.
     snapshot_of_use: Option<Instant>,
     snapshot_again_at: Option<Instant>,
@@ -268,6 +270,7 @@ impl Driver {
             went_back: None,
             asleep_since: now,
             release_again_at: None,
+            release_unanswered: false,
             snapshot_of_use: None,
             snapshot_again_at: state.config.snapshot_every.map(|every| now + every),
             state,

@@ -67,6 +67,7 @@ impl Driver {
             Err(error) => {
                 tracing::warn!(session.id = id, "failed to release it: {}", in_full(&error));
                 self.release_again_at = Some(Instant::now() + STORE_PAUSE);
+                self.release_unanswered = true;
                 self.session.callers.reopen();
                 None
             }

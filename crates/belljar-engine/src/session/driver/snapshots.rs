@@ -103,7 +103,7 @@ impl Driver {
         self.hibernated_as = Some(manifest.id);
         (self.files_only, self.release_again_at) = (None, None);
         self.asleep_since = Instant::now();
-        self.upload(manifest, true);
+        self.upload(manifest);
     }
 
     /// Takes a snapshot of a session that goes on, for S3.
@@ -114,7 +114,7 @@ impl Driver {
             Ok(manifest) => {
                 self.snapshot_of_use = Some(used);
                 self.drop_earlier(&manifest).await;
-                self.upload(&manifest, false);
+                self.upload(&manifest);
             }
             Err(error) => {
                 let why = in_full(&error);
@@ -222,7 +222,7 @@ impl Driver {
         let _ = self.attach_network(&fresh, true).await;
         self.is_at(exec);
         self.touch(self.session.spec.ttl_s);
-        self.upload(&manifest, false);
+        self.upload(&manifest);
         (Some(self.end_exclusive(fresh)), Ok(()))
     }
 

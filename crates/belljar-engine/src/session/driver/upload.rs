@@ -5,6 +5,9 @@
 //!                                          ▲           │ failed
 //!                                          └── pause ◀─┘
 //! ```
+//!
+//! The stored pointer says that the session may have changed since; only [`release`](super::release) says that it has
+//! not. So an upload may be cancelled at any time, also while the row gets the pointer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,8 +34,8 @@ pub(super) struct Uploads {
     wanted: Option<(Manifest, Resume)>,
     /// The newest snapshot in S3, by its id here.
     done: Option<(u64, SnapshotPointer)>,
-    /// See [`SnapshotPointer::generation`].
-    pub(super) generation: i64,
+    /// The number of the last upload, see [`SnapshotPointer::number`]; `None` until the row was read.
+    pub(super) number: Option<i64>,
     failures: u32,
     retry_at: Option<Instant>,
 }
@@ -49,7 +52,7 @@ impl Uploads {
             running: JoinSet::new(),
             wanted: None,
             done: None,
-            generation: 1,
+            number: None,
             failures: 0,
             retry_at: None,
         }
@@ -68,10 +71,16 @@ impl Uploads {
 
     /// The row has this pointer.
     pub(super) fn stored(&mut self, snapshot: u64, pointer: SnapshotPointer) {
+        self.number = self.number.max(Some(pointer.number()));
         self.done = Some((snapshot, pointer));
     }
 
-    /// The pointer that the row has.
+    /// The row may have another pointer than the last one that was stored.
+    pub(super) fn forget_stored(&mut self) {
+        self.done = None;
+    }
+
+    /// The pointer that the row has, if that is known.
     pub(super) fn newest(&self) -> Option<&SnapshotPointer> {
         self.done.as_ref().map(|(_, pointer)| pointer)
     }
@@ -91,13 +100,13 @@ impl Driver {
             && self.session.pinned_by().is_none()
     }
 
-    /// Uploads a snapshot of the session, which is awake or hibernated.
-    pub(super) fn upload(&mut self, manifest: &Manifest, is_hibernated: bool) {
+    /// Uploads a snapshot of the session.
+    pub(super) fn upload(&mut self, manifest: &Manifest) {
         if !self.can_move() {
             return;
         }
         let resume = Resume {
-            clean: is_hibernated,
+            clean: false,
             execs: self.next_number - 1,
             taken_ms: manifest.made_ms,
             notes: manifest.lost.clone(),
@@ -115,9 +124,11 @@ impl Driver {
         let Some((manifest, resume)) = self.uploads.wanted.take() else { return };
         self.uploads.retry_at = None;
         let (state, session) = (Arc::clone(&self.state), self.session.id.clone());
-        let generation = self.uploads.generation;
+        // Also an upload that fails or is cancelled uses up its number.
+        let number = self.uploads.number.map(|last| last + 1);
+        self.uploads.number = number;
         self.uploads.running.spawn(async move {
-            let pointer = upload(&state, &session, generation, &manifest, &resume).await;
+            let pointer = upload(&state, &session, number, &manifest, &resume).await;
             Uploaded { manifest, resume, pointer }
         });
     }
@@ -168,7 +179,7 @@ impl Driver {
 async fn upload(
     state: &EngineState,
     session: &str,
-    generation: i64,
+    number: Option<i64>,
     manifest: &Manifest,
     resume: &Resume,
 ) -> Result<SnapshotPointer, EngineError> {
@@ -176,10 +187,17 @@ async fn upload(
     else {
         return Err(EngineError::Internal("this server has no S3".into()));
     };
+    let number = match number {
+        Some(number) => number,
+        None => {
+            let stored = cluster.snapshot_of(session).await?.map(SnapshotPointer::stored);
+            stored.map_or(0, |pointer| pointer.number()) + 1
+        }
+    };
     let snapshots = state.snapshot_store.of_session(session);
-    let uploaded = remote.upload(session, generation, &snapshots, manifest).await?;
+    let uploaded = remote.upload(session, number, &snapshots, manifest).await?;
     let pointer = SnapshotPointer::new(uploaded, resume);
-    cluster.set_snapshot(session, pointer.value().clone()).await?;
+    cluster.set_snapshot(session, number, pointer.value().clone()).await?;
     if let Err(error) = remote.prune(pointer.value()).await {
         let why = in_full(&error);
         tracing::warn!(session.id = session, "failed to remove old snapshots in S3: {why}");

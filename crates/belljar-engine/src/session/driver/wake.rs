@@ -19,8 +19,8 @@ use crate::rules::{Happening, Phase};
 use crate::snapshots::{Manifest, revive};
 use crate::store::{Durability, ExecFilter, ExecRow};
 
-/// How many recent executions to search for the last one in the foreground.
-const RECENT: u32 = 20;
+/// How many recent executions to search for the last one of a kind.
+pub(super) const RECENT: u32 = 20;
 
 impl Driver {
     /// Restores the session from its snapshot. If that fails, the session stays hibernated.
@@ -75,11 +75,12 @@ impl Driver {
         if missing.is_some()
             && let Some(manifest) = self.snapshots().last().await
         {
-            self.upload(&manifest, true);
+            self.upload(&manifest);
         }
     }
 
     async fn restore_hibernated(&mut self) -> Result<Sandbox, EngineError> {
+        self.claim_again().await?;
         let manifest = self.hibernated().await?;
         let sandbox = self.fresh_sandbox().await?;
         let Err(error) = self.fill(&sandbox, &manifest).await else { return Ok(sandbox) };

@@ -98,7 +98,7 @@ async fn a_session_moves_to_another_node_and_back() {
     let (one, other) = (fixture.node("one"), fixture.node("other"));
     let first = take(&one, "ses_1", &[]);
     let pointer = remote(&one).upload("ses_1", 3, &one.of_session("ses_1"), &first).await.unwrap();
-    assert_eq!((&pointer["class"], &pointer["epoch"]), (&"x86_64-test".into(), &3.into()));
+    assert_eq!((&pointer["class"], &pointer["number"]), (&"x86_64-test".into(), &3.into()));
     let key = pointer["files"][0]["key"].as_str().unwrap().to_owned();
     assert!(key.starts_with("snapshots/ses_1/3-"), "{key}");
     let fetched = remote(&other).fetch(&pointer, &other.of_session("ses_1")).await.unwrap();
