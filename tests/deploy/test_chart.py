@@ -158,7 +158,7 @@ def test_selectors_find_pods_and_ports(documents: list[Document]) -> None:
 
 
 #: Of Kubernetes, not of Belljar.
-POD = {"POD_IP", "POD_NAMESPACE"}
+POD = {"POD_IP"}
 
 
 def documented() -> set[str]:

@@ -67,7 +67,7 @@ def test_compose_and_chart_agree(compose: dict[str, Any]) -> None:
     identity = {"POD_IP", "BELLJAR_NODE_ID", "BELLJAR_NODE_LISTEN", "BELLJAR_NODE_ADDRESS"}
     for service, deployment, other in (
         ("node-1", "belljar-node", identity | {"BELLJAR_MAX_SESSIONS", "BELLJAR_MAX_MEMORY", "BELLJAR_NODE_DRAIN_S"}),
-        ("gateway", "belljar-gateway", {"POD_NAMESPACE", "BELLJAR_ALLOWED_HOSTS", "BELLJAR_HOME"}),
+        ("gateway", "belljar-gateway", {"BELLJAR_POD_SELECTOR", "BELLJAR_ALLOWED_HOSTS", "BELLJAR_HOME"}),
     ):
         (container,) = objects[deployment]["spec"]["template"]["spec"]["containers"]
         chart = {entry["name"] for entry in container["env"]} - other - {"BELLJAR_LEASE_S", "BELLJAR_LOG_FORMAT"}

@@ -128,6 +128,23 @@ impl ClusterTls {
     }
 }
 
+/// Settings for clients of a server whose certificate is from one of the authorities in this file.
+pub fn trusting_only(authorities: &Path) -> Result<ClientConfig, TlsError> {
+    let mut roots = RootCertStore::empty();
+    let none = || TlsError::Pem(authorities.into(), "a certificate");
+    for certificate in CertificateDer::pem_slice_iter(read(authorities)?.as_bytes()) {
+        roots.add(certificate.map_err(|_| none())?).map_err(|_| none())?;
+    }
+    if roots.is_empty() {
+        return Err(none());
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| TlsError::Setup(error.into()))?;
+    Ok(config.with_root_certificates(roots).with_no_client_auth())
+}
+
 fn read(path: &Path) -> Result<String, TlsError> {
     fs::read_to_string(path).map_err(|cause| TlsError::Read { path: path.into(), cause })
 }

@@ -141,10 +141,14 @@ pub trait ClusterRecords: Debug + Send + Sync {
     /// All nodes that are known, including lost ones.
     async fn nodes(&self) -> Result<Vec<NodeRow>, StoreError>;
 
-    /// Takes the sessions of nodes whose lease ended more than `margin` ago. Does nothing until the
+    /// Takes the sessions of lost nodes, and of those whose lease ended more than `margin` ago. Expires no lease until the
     /// database has run for as long as the longest lease, because nodes could not renew theirs
     /// while it was away.
     async fn take_over_expired(&self, margin: Duration) -> Result<Vec<TakenOver>, StoreError>;
+
+    /// Marks a node as lost whose processes have certainly ended, before the end of its lease.
+    /// [`take_over_expired`](Self::take_over_expired) then takes its sessions.
+    async fn lose_node(&self, id: &str) -> Result<(), StoreError>;
 
     /// Makes this node the owner of a session without an owner that has not ended, with a higher
     /// epoch.

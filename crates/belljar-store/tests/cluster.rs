@@ -186,6 +186,20 @@ async fn a_session_moves_and_its_earlier_owner_is_fenced() {
 }
 
 #[tokio::test]
+async fn a_node_that_certainly_ended_is_lost_before_its_lease_ends() {
+    let cluster = Cluster::new();
+    let (dead, other) = (cluster.node("dead", FOREVER).await, cluster.node("other", FOREVER).await);
+    put(&dead, session("s")).await;
+    other.lose_node("dead").await.unwrap();
+    other.lose_node("unknown").await.unwrap();
+    let taken = other.take_over_expired(LEASE).await.unwrap();
+    let [taken] = &taken[..] else { panic!("{taken:?}") };
+    assert_eq!((taken.node.as_str(), &taken.lost[..]), ("dead", &["s".to_owned()][..]));
+    assert!(!dead.renew_lease(NodeLoad::default(), LEASE).await.unwrap());
+    assert_fenced(&dead).await;
+}
+
+#[tokio::test]
 async fn late_writes_of_a_node_change_nothing() {
     let cluster = Cluster::new();
     let node = cluster.node("one", FOREVER).await;

@@ -16,6 +16,7 @@ mod metrics;
 mod nodes;
 mod own;
 mod placement;
+mod pods;
 mod proxy;
 mod rates;
 mod routes;
@@ -43,6 +44,7 @@ use body::Buffers;
 use connect::Clients;
 use metrics::GatewayMetrics;
 use nodes::{Nodes, Routes};
+pub use pods::{PodWatch, PodWatchError};
 use rates::{Budget, Rates};
 use routes::Target;
 
@@ -75,6 +77,8 @@ pub struct GatewayConfig {
     pub max_body: usize,
     /// How long a client may take for such a body.
     pub stall: Duration,
+    /// The pods of nodes, if this gateway may watch them.
+    pub pods: Option<PodWatch>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -109,6 +113,10 @@ impl Gateway {
         let rows = records.nodes().await.map_err(GatewayError::Nodes)?;
         gateway.nodes.set(rows);
         let (store, nodes) = (Arc::clone(&gateway.store), Arc::clone(&gateway.nodes));
+        if let Some(pods) = config.pods {
+            let (store, nodes) = (Arc::clone(&store), Arc::clone(&nodes));
+            tokio::spawn(pods::watch_pods(pods, store, nodes, Arc::clone(&gateway.routes)));
+        }
         tokio::spawn(nodes::watch_nodes(store, nodes, Arc::clone(&gateway.routes)));
         tokio::spawn(refresh_keys(Arc::clone(&gateway)));
         Ok(gateway)

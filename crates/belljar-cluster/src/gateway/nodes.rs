@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use belljar_engine::in_full;
-use belljar_engine::store::{NodeRow, Store, TakenOver};
+use belljar_engine::store::{ClusterRecords, NodeRow, Store, TakenOver};
 use tokio::sync::watch;
 
 use super::placement;
@@ -127,13 +127,30 @@ pub(super) async fn watch_nodes(store: Arc<dyn Store>, nodes: Arc<Nodes>, routes
     loop {
         tokio::time::sleep(PACE).await;
         let Some(records) = store.cluster() else { return };
-        match records.take_over_expired(TAKE_OVER_MARGIN).await {
-            Ok(taken) => taken.iter().for_each(|taken| report(taken, &routes)),
-            Err(error) => {
-                tracing::warn!("failed to look for expired leases: {}", in_full(&error));
-            }
-        }
+        take_over(records, &routes).await;
         nodes.read(&*store).await;
+    }
+}
+
+/// Takes over the sessions of a node that has certainly ended, without waiting for the end of its lease.
+pub(super) async fn take_over_dead(id: &str, store: &dyn Store, nodes: &Nodes, routes: &Routes) {
+    let Some(records) = store.cluster() else { return };
+    if nodes.find(id).is_none_or(|node| placement::has_ended(&node)) {
+        return;
+    }
+    match records.lose_node(id).await {
+        Ok(()) => tracing::warn!(node.id = id, "the pod of node {id} has ended"),
+        // The end of its lease is noticed anyway.
+        Err(error) => tracing::warn!(node.id = id, "failed to take it over: {}", in_full(&error)),
+    }
+    take_over(records, routes).await;
+    nodes.read(store).await;
+}
+
+async fn take_over(records: &dyn ClusterRecords, routes: &Routes) {
+    match records.take_over_expired(TAKE_OVER_MARGIN).await {
+        Ok(taken) => taken.iter().for_each(|taken| report(taken, routes)),
+        Err(error) => tracing::warn!("failed to look for expired leases: {}", in_full(&error)),
     }
 }
 
@@ -141,7 +158,7 @@ fn report(taken: &TakenOver, routes: &Routes) {
     let (asleep, lost) = (taken.asleep.len(), taken.lost.len());
     tracing::warn!(
         node.id = %taken.node,
-        "the lease of node {} ended: {asleep} session(s) go on elsewhere, {lost} session(s) are lost",
+        "node {} is lost: {asleep} session(s) go on elsewhere, {lost} session(s) are lost",
         taken.node
     );
     taken.asleep.iter().chain(&taken.lost).for_each(|session| routes.forget(session));

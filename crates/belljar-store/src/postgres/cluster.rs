@@ -193,6 +193,19 @@ impl ClusterRecords for PostgresStore {
             .await
     }
 
+    async fn lose_node(&self, id: &str) -> Result<(), StoreError> {
+        let id = id.to_owned();
+        self.pool
+            .write(Side::Safe, move |connection| -> Work<'_, ()> {
+                Box::pin(async move {
+                    let sql = "UPDATE nodes SET state = 'lost'
+                               WHERE id = $1 AND state IN ('ready', 'draining')";
+                    connection.execute(sql, &[&id]).await.map(|_| ())
+                })
+            })
+            .await
+    }
+
     async fn claim_session(&self, id: &str) -> Result<Claim, StoreError> {
         let (id, node) = (id.to_owned(), Arc::clone(&self.node));
         self.pool

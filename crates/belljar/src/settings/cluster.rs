@@ -25,6 +25,8 @@ pub struct ClusterSettings {
     pub node_drain: Duration,
     /// How often awake sessions are copied to S3.
     pub snapshot_every: Option<Duration>,
+    /// The labels of nodes' pods, if gateways may watch them.
+    pub pod_selector: Option<String>,
     /// Health checks and metrics without TLS and keys.
     pub health_listen: Option<SocketAddr>,
 }
@@ -45,6 +47,7 @@ impl ClusterSettings {
             snapshot_every: values
                 .limit("BELLJAR_SNAPSHOT_EVERY_S", parse::seconds_or_0)?
                 .map(Duration::from_secs),
+            pod_selector: values.optional("BELLJAR_POD_SELECTOR", |text| Some(text.to_owned()))?,
             health_listen: values.optional("BELLJAR_HEALTH_LISTEN", parse::address)?,
         })
     }

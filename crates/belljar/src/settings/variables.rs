@@ -861,6 +861,16 @@ pub const GROUPS: &[Group] = &[
                  checkpoints go on.",
             ),
             variable(
+                "BELLJAR_POD_SELECTOR",
+                "labels",
+                "",
+                "In Kubernetes: the labels of the pods of nodes, such as `app=belljar-node`. A gateway\n\
+                 watches them in its own namespace and takes the sessions of a node over when all\n\
+                 containers of its pod have ended. The id of a node must be the UID of its pod, and the\n\
+                 gateway's account must be allowed to list and watch pods.",
+            )
+            .when_empty("gateways wait for the end of leases"),
+            variable(
                 "BELLJAR_HEALTH_LISTEN",
                 "an IP address and a port",
                 "",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use belljar_api::listen;
-use belljar_cluster::gateway::{Gateway, GatewayConfig};
+use belljar_cluster::gateway::{Gateway, GatewayConfig, PodWatch};
 use belljar_cluster::tls::Role;
 use belljar_engine::keys::KeyRing;
 use belljar_sys::privileges;
@@ -61,6 +61,7 @@ async fn run(settings: &Settings) -> Result<()> {
         tls,
         max_body: usize::try_from(settings.server.max_body).unwrap_or(usize::MAX),
         stall: server::stall(settings),
+        pods: settings.cluster.pod_selector.clone().map(PodWatch::in_cluster).transpose()?,
     };
     let gateway = Gateway::start(Arc::clone(&store), keys, config).await;
     let gateway = gateway.context("BELLJAR_DATABASE_URL")?;
