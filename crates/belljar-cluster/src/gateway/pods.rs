@@ -16,7 +16,6 @@ use belljar_engine::store::Store;
 use reqwest::Response;
 use serde::Deserialize;
 use tokio::sync::mpsc;
-use tokio_rustls::rustls::ClientConfig;
 
 use super::nodes::{self, Nodes, Routes};
 use crate::tls::{self, TlsError};
@@ -145,27 +144,18 @@ impl PodWatch {
             Ok(IpAddr::V6(address)) => format!("[{address}]"),
             _ => host,
         };
-        let account = Path::new(ACCOUNT);
-        let tls = tls::trusting_only(&account.join("ca.crt")).map_err(PodWatchError::Tls)?;
-        PodWatch::new(&format!("https://{host}:{port}"), account, Some(tls), selector)
+        PodWatch::new(&format!("https://{host}:{port}"), Path::new(ACCOUNT), selector)
     }
 
-    fn new(
-        server: &str,
-        account: &Path,
-        tls: Option<ClientConfig>,
-        selector: String,
-    ) -> Result<PodWatch, PodWatchError> {
+    fn new(server: &str, account: &Path, selector: String) -> Result<PodWatch, PodWatchError> {
         let namespace = read(&account.join("namespace"))?;
+        let tls = tls::trusting_only(&account.join("ca.crt")).map_err(PodWatchError::Tls)?;
         let builder = reqwest::Client::builder()
             .user_agent(concat!("belljar/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(CONNECT)
             .no_proxy()
-            .http1_only();
-        let builder = match tls {
-            Some(tls) => builder.tls_backend_preconfigured(tls),
-            None => builder,
-        };
+            .http1_only()
+            .tls_backend_preconfigured(tls);
         Ok(PodWatch {
             client: builder.build().map_err(PodWatchError::Http)?,
             pods: format!("{server}/api/v1/namespaces/{}/pods", namespace.trim()),
@@ -220,20 +210,25 @@ impl PodWatch {
 struct Lines {
     answer: Response,
     received: Vec<u8>,
+    /// So many of the received bytes are not the end of a line.
+    searched: usize,
 }
 
 impl Lines {
     fn new(answer: Response) -> Lines {
-        Lines { answer, received: Vec::new() }
+        Lines { answer, received: Vec::new(), searched: 0 }
     }
 
     /// The next line; `None` at the end of the answer. A line that was cut off is dropped.
     async fn next(&mut self) -> Result<Option<Vec<u8>>, PodWatchError> {
         loop {
-            if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
-                let rest = self.received.split_off(end + 1);
+            let unsearched = &self.received[self.searched..];
+            if let Some(end) = unsearched.iter().position(|byte| *byte == b'\n') {
+                let rest = self.received.split_off(self.searched + end + 1);
+                self.searched = 0;
                 return Ok(Some(std::mem::replace(&mut self.received, rest)));
             }
+            self.searched = self.received.len();
             if self.received.len() > MAX_EVENT {
                 return Err(PodWatchError::TooLarge(MAX_EVENT));
             }

@@ -55,7 +55,8 @@ async fn answer(
     match next {
         // In small pieces, so that lines are cut anywhere.
         Some(Ok(text)) => {
-            let pieces: Vec<Vec<u8>> = text.into_bytes().chunks(7).map(<[u8]>::to_vec).collect();
+            let size = (text.len() / 100).max(7);
+            let pieces: Vec<Vec<u8>> = text.as_bytes().chunks(size).map(<[u8]>::to_vec).collect();
             Body::from_stream(stream::iter(pieces.into_iter().map(Ok::<_, io::Error>)))
                 .into_response()
         }
@@ -76,8 +77,10 @@ async fn followed(answers: Vec<Result<String, u16>>) -> (Vec<String>, String, Ve
     let account = tempfile::tempdir().unwrap();
     std::fs::write(account.path().join("namespace"), "prod\n").unwrap();
     std::fs::write(account.path().join("token"), "secret\n").unwrap();
+    let (authority, _) = tls::create_authority().unwrap();
+    std::fs::write(account.path().join("ca.crt"), authority).unwrap();
     let url = format!("http://{address}");
-    let watch = PodWatch::new(&url, account.path(), None, "component=node".into()).unwrap();
+    let watch = PodWatch::new(&url, account.path(), "component=node".into()).unwrap();
     let (sender, mut receiver) = mpsc::channel(QUEUED);
     let error = watch.follow(&sender).await.unwrap_err();
     serving.abort();
