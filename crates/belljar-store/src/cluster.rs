@@ -70,7 +70,7 @@ pub struct NewNode {
     pub id: String,
     /// What gateways connect to.
     pub address: String,
-    /// Snapshots of a node can be restored on nodes of the same class.
+    /// Where memory from its snapshots can be restored (`belljar_sys::wake_class::NodeClass`).
     pub class: String,
     pub capacity: NodeLoad,
 }
@@ -105,7 +105,7 @@ pub enum Claim {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TakenOver {
     pub node: String,
-    /// Sessions with a snapshot: any node of their class can claim them.
+    /// Sessions with a snapshot: any node can claim them.
     pub asleep: Vec<String>,
     /// Sessions without a snapshot: they have failed.
     pub lost: Vec<String>,

@@ -2,18 +2,20 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
 
+mod rows;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use belljar_proto::exec::{Language, Status};
-use belljar_runtime::{Limits, VolumeKind};
+use belljar_runtime::VolumeKind;
 use belljar_store::{
-    Claim, ClusterRecords, DatabaseUrl, DatasetRecords, DatasetRow, DatasetStatus, Datasets,
-    Durability, ExecRecords, ExecRequest, ExecRow, FinishedExec, NewNode, NodeLoad, NodeState,
-    Phase, PostgresStore, QuotaLimit, SessionRecords, SessionRow, SessionSpec, Storage, Store,
-    StoreError, VolumeAdded, VolumeQuota, VolumeRecords, VolumeRow,
+    Claim, ClusterRecords, DatabaseUrl, DatasetRecords, DatasetRow, DatasetStatus, Durability,
+    ExecRecords, ExecRequest, ExecRow, FinishedExec, NewNode, NodeLoad, NodeState, Phase,
+    PostgresStore, QuotaLimit, SessionRecords, SessionRow, Storage, Store, StoreError, VolumeAdded,
+    VolumeQuota, VolumeRecords, VolumeRow,
 };
 use belljar_testkit::postgres::Postgres;
 use futures_util::future::join_all;
@@ -59,34 +61,7 @@ impl Cluster {
 }
 
 fn session(id: &str) -> SessionRow {
-    SessionRow {
-        id: id.into(),
-        tenant: "acme".into(),
-        key: None,
-        phase: Phase::Ready,
-        spec: SessionSpec {
-            image: "default".into(),
-            storage: Storage::Tmpfs,
-            datasets: Datasets::None,
-            limits: Limits::default(),
-            network: Default::default(),
-            volumes: BTreeMap::new(),
-            workspace: None,
-            env: BTreeMap::new(),
-            ttl_s: 60,
-            idle_s: None,
-            spill_s: None,
-            checkpoints: None,
-            metadata: serde_json::Map::new(),
-        },
-        handle: None,
-        created_ms: 1,
-        used_ms: 1,
-        expires_ms: 60_000,
-        ended_ms: None,
-        ended_because: None,
-        execs: 0,
-    }
+    rows::session(id, 1)
 }
 
 fn exec(session: &str, id: &str, number: u64) -> ExecRow {

@@ -37,9 +37,23 @@ pub(crate) async fn open(
     Ok((Arc::new(store), Some(Arc::new(catalog))))
 }
 
-/// The store for commands that read and change records without being a server.
-pub(crate) async fn open_shared(url: &DatabaseUrl) -> Result<Arc<dyn Store>> {
-    Ok(Arc::new(PostgresStore::open(url, "").await?))
+/// The store that nodes, gateways and commands share. `node` is the id of the node that it belongs to; gateways and commands
+/// have none.
+pub(crate) async fn open_shared(url: &DatabaseUrl, node: &str) -> Result<Arc<dyn Store>> {
+    let store = PostgresStore::open(url, node).await;
+    Ok(Arc::new(store.context("BELLJAR_DATABASE_URL: failed to open the database")?))
+}
+
+/// The catalog of artifacts that nodes share.
+pub(crate) async fn open_shared_catalog(url: &DatabaseUrl) -> Result<Arc<dyn ArtifactCatalog>> {
+    let catalog = PostgresCatalog::open(url).await;
+    Ok(Arc::new(catalog.context("BELLJAR_DATABASE_URL: failed to open the catalog")?))
+}
+
+/// The database of a cluster.
+pub(crate) fn shared_url(settings: &Settings) -> Result<&DatabaseUrl> {
+    let url = settings.database.as_ref();
+    url.context("BELLJAR_DATABASE_URL is not set; nodes and gateways share a Postgres database")
 }
 
 /// The id of this machine's node. A random one is chosen the first time and kept in the state

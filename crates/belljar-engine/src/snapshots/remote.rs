@@ -84,7 +84,7 @@ struct Pointer {
     /// See [`SnapshotPointer::number`](super::SnapshotPointer::number).
     #[serde(alias = "epoch")]
     number: i64,
-    /// The class of nodes that can restore its memory. Others restore only its files.
+    /// The class of the node that made it. Nodes that cannot wake this class restore only its files.
     class: String,
     manifest: Manifest,
     files: Vec<RemoteFile>,
