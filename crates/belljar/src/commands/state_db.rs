@@ -30,7 +30,7 @@ pub(super) fn open(settings: &Settings) -> Result<Arc<dyn Store>> {
 /// Opens the database, if there is one.
 pub(super) fn open_existing(settings: &Settings) -> Result<Option<Arc<dyn Store>>> {
     if let Some(url) = &settings.database {
-        return block_on(records::open_shared(url, "")).map(Some);
+        return block_on(records::open_shared(url)).map(Some);
     }
     let path = home::database(settings);
     // Opened here first to get a useful error: the error of SQLite has no reason.

@@ -53,7 +53,7 @@ pub(crate) fn gateway(settings: &Settings) -> Result<ExitCode> {
 
 async fn run(settings: &Settings) -> Result<()> {
     let tls = settings.cluster.tls(&Role::Gateway)?;
-    let store = records::open_shared(records::shared_url(settings)?, "").await?;
+    let store = records::join_shared(records::shared_url(settings)?, "").await?;
     let keys = KeyRing::open(Arc::clone(&store)).await?;
     let listener = public::bind(&settings.server, &keys).await?;
     let config = GatewayConfig {

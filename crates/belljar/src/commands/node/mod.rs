@@ -75,7 +75,8 @@ pub(crate) fn node(settings: &Settings) -> Result<ExitCode> {
 async fn run(settings: &Settings, prepared: Prepared) -> Result<()> {
     let image = prepared.default_image(settings);
     let stop = stop::on_signals()?;
-    let Joined { node, store, listener, keeper, watchdog } = join(settings, &image).await?;
+    let Some(joined) = join(settings, &image, stop.subscribe()).await? else { return Ok(()) };
+    let Joined { node, store, listener, keeper, watchdog } = joined;
     let status = keeper.status();
     let runtime = prepared.launch(Some(store.owner())).await?;
     // The lease is kept from now on: the start of the engine may take longer than a lease.
@@ -136,10 +137,18 @@ struct Joined {
     watchdog: Option<Watchdog>,
 }
 
-async fn join(settings: &Settings, image: &str) -> Result<Joined> {
+/// `None` if the process got a signal to stop while it waited for the database.
+async fn join(
+    settings: &Settings,
+    image: &str,
+    mut stop: watch::Receiver<bool>,
+) -> Result<Option<Joined>> {
     let id = identity::node_id(settings)?;
     let tls = settings.cluster.tls(&Role::Node(id.clone()))?;
-    let store = records::open_shared(records::shared_url(settings)?, &id).await?;
+    let store = tokio::select! {
+        store = records::join_shared(records::shared_url(settings)?, &id) => store?,
+        _ = stop.wait_for(|stop| *stop) => return Ok(None),
+    };
     let listen = settings.cluster.node_listen.to_string();
     let listener = Listener::tcp(&listen, Some(Tls::new(tls.server))).await;
     let listener = listener.context("BELLJAR_NODE_LISTEN")?;
@@ -152,7 +161,7 @@ async fn join(settings: &Settings, image: &str) -> Result<Joined> {
     let (lease, watchdog) = (settings.cluster.lease, watchdog::start(settings));
     let registering = Keeper::register(Arc::clone(&store), node.clone(), lease, watchdog.clone());
     let keeper = registering.await?;
-    Ok(Joined { node, store, listener, keeper, watchdog })
+    Ok(Some(Joined { node, store, listener, keeper, watchdog }))
 }
 
 /// Serves until `stop` becomes true, and then until `drain` has given the sessions away. Returns how many are left.
