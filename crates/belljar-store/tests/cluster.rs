@@ -415,7 +415,7 @@ async fn a_database_of_a_newer_version_is_refused() {
 async fn several_at_once_make_one_schema() {
     let cluster = Cluster::new();
     join_all((0..6).map(|_| cluster.open(""))).await;
-    assert_eq!(cluster.sql("SELECT count(*), max(version) FROM belljar_schema"), "1|2");
+    assert_eq!(cluster.sql("SELECT count(*), max(version) FROM belljar_schema"), "1|3");
 }
 
 async fn is_unavailable(store: &PostgresStore) -> bool {
@@ -597,7 +597,7 @@ async fn snapshots_of_all_unended_sessions_are_listed_in_pages() {
     for (store, id) in [(&one, "a"), (&two, "b"), (&one, "c"), (&two, "d"), (&one, "e")] {
         put(store, session(id)).await;
         if id != "b" {
-            store.set_snapshot(id, json!({"of": id})).await.unwrap();
+            store.set_snapshot(id, 1, json!({"of": id})).await.unwrap();
         }
     }
     one.release_session("a", None).await.unwrap();

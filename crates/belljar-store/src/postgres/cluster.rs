@@ -342,7 +342,7 @@ impl ClusterRecords for PostgresStore {
             .read(move |connection| -> Work<'_, u64> {
                 Box::pin(async move {
                     let sql = "SELECT count(*) FROM (SELECT FROM sessions
-                             WHERE tenant = $1 AND phase = 'hibernated' LIMIT $2) AS some";
+                             WHERE tenant = $1 AND phase = 'hibernated' LIMIT $2) AS found";
                     let counted = connection.query_one(sql, &[&tenant, &signed(most)]).await?;
                     Ok(unsigned(counted.try_get(0)?))
                 })
