@@ -35,6 +35,38 @@ async fn a_session_wakes_on_another_node() {
     assert_eq!(cluster.owner(&session.id), Some(1 - first));
 }
 
+/// As if another node had made the snapshot: one with fewer processor features, and then one with a feature that no
+/// node has.
+#[tokio::test]
+async fn memory_wakes_where_the_processor_has_all_features_and_else_only_files() {
+    skip_without_cluster!();
+    let cluster = Cluster::with(1, 1).await;
+    let session = cluster.client(0).session_with(json!({})).await;
+    session.printed("x = 41; open('f', 'w').write('kept')").await;
+    for (features, kernel, printed) in
+        [("", "kept", "True kept\n"), ("telepathy,", "lost", "False kept\n")]
+    {
+        session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
+        is_released(&cluster, &session).await;
+        let from = r#""class":"(\S+ \S+) \S* "#;
+        let to = format!(r#""class":"\1 {features} "#);
+        cluster.postgres.query(&format!(
+            "update sessions set snapshot = regexp_replace(snapshot, '{from}', '{to}')"
+        ));
+        let result =
+            answered(&session, json!({"code": "print('x' in globals(), open('f').read())"})).await;
+        assert_eq!(
+            (&result["stdout"], &result["kernel_state"]),
+            (&json!(printed), &json!(kernel)),
+            "{result:#}"
+        );
+        if kernel == "lost" {
+            let reason = result["reason"].as_str().unwrap_or_default();
+            assert!(reason.contains("this machine lacks telepathy"), "{result:#}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_drained_node_keeps_all_its_sessions() {
     skip_without_cluster!();

@@ -49,6 +49,34 @@ async fn work_goes_on_while_postgres_is_away() {
     assert_eq!(session.printed("print('next')").await, "next\n");
 }
 
+#[tokio::test]
+async fn gateways_and_nodes_that_start_without_postgres_wait_for_it() {
+    skip_without_cluster!();
+    let cluster = Cluster::with(1, 1).await;
+    let client = cluster.client(0);
+    let (node, gateway) = (&cluster.nodes[0], &cluster.gateways[0]);
+    node.kill().await;
+    gateway.kill().await;
+    cluster.postgres.stop_at_once().await;
+    node.start().await;
+    gateway.start().await;
+    eventually("both say what they wait for", async || {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        [node, gateway].iter().all(|member| member.log().contains("waiting for Postgres"))
+    })
+    .await;
+    assert!(!node.has_died().await && !gateway.has_died().await);
+    cluster.postgres.resume().await;
+    cluster.has_ready_nodes(1).await;
+    eventually("the gateway listens", async || {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::net::TcpStream::connect(gateway.gateway_address()).await.is_ok()
+    })
+    .await;
+    eventually("new sessions", async || client.post("/v1/sessions", json!({})).await.status == 201)
+        .await;
+}
+
 /// With a short lease sandboxes are frozen meanwhile, and go on when it is back.
 #[tokio::test]
 async fn an_outage_longer_than_the_lease_costs_no_session() {

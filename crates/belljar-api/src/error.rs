@@ -518,7 +518,7 @@ pub(crate) fn unavailable(message: String) -> ApiError {
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message).retry_after(1)
 }
 
-/// The error if another node owns the session.
+/// The error if another node owns the session. Gateways handle it; clients never get it, so the document does not list it.
 fn elsewhere(node: String, message: String) -> ApiError {
     let error = ApiError::new(StatusCode::MISDIRECTED_REQUEST, "session_elsewhere", message);
     ApiError { owner: Some(node), ..error }

@@ -14,13 +14,14 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use belljar_engine::Principal;
 use belljar_engine::keys::KeyRing;
+use belljar_engine::store::StoreError;
+use belljar_engine::{Principal, in_full};
 use futures_util::FutureExt as _;
 
 use crate::App;
 use crate::cors;
-use crate::error::{ApiError, internal};
+use crate::error::{ApiError, internal, unavailable};
 use crate::input::{BodyLimit, Stall, malformed};
 use crate::tickets;
 
@@ -199,15 +200,27 @@ pub async fn identify<'a>(
         None if is_open => return Ok(Identity::Open(Principal::default())),
         None => {
             // The key may have been created a moment ago.
-            if let Err(error) = keys.refresh().await {
-                tracing::error!("failed to read the keys: {error}");
-            }
             let unknown =
                 || ApiError::unauthorized("this API key is not known here, or was revoked");
-            keys.recognise(secret).ok_or_else(unknown)?
+            let read = refresh(keys).await;
+            keys.recognise(secret).ok_or_else(|| read.err().unwrap_or_else(unknown))?
         }
     };
     Ok(if is_open { Identity::Open(principal) } else { Identity::Key(principal) })
+}
+
+/// Reads the keys again. Fails if the database cannot be reached, so that it is not known whether a key is valid.
+async fn refresh(keys: &KeyRing) -> Result<(), ApiError> {
+    match keys.refresh().await {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            tracing::error!("failed to read the keys: {}", in_full(&error));
+            match error {
+                StoreError::Unavailable(_) => Err(unavailable(error.to_string())),
+                _ => Ok(()),
+            }
+        }
+    }
 }
 
 /// The error for a key with too many requests.
@@ -281,11 +294,9 @@ async fn redeem(app: &App, ticket: &str, session: &str) -> Result<Principal, Api
     let wrong = || ApiError::unauthorized("this ticket is not known here, was used, or is too old");
     let who = app.tickets.redeem(ticket, session, Instant::now()).ok_or_else(wrong)?;
     if let Some(key) = &who.key_id {
-        if let Err(error) = app.keys.refresh().await {
-            tracing::error!("failed to read the keys: {error}");
-        }
+        let read = refresh(&app.keys).await;
         if !app.keys.has(key) {
-            return Err(wrong());
+            return Err(read.err().unwrap_or_else(wrong));
         }
     }
     Ok(who)
@@ -349,6 +360,9 @@ fn is_loopback(host: &str) -> bool {
 mod tests {
     use axum::routing::get;
     use axum::{Router, middleware};
+    use belljar_engine::keys;
+    use belljar_engine::store::{DatabaseUrl, KeyLimits, PostgresStore, Store};
+    use belljar_testkit::postgres::Postgres;
     use http_body_util::BodyExt as _;
     use tower::Service as _;
 
@@ -426,5 +440,27 @@ mod tests {
         assert_eq!(key_of(&headers(&[("authorization", "bearer  a ")])), Some("a"));
         assert_eq!(key_of(&headers(&[("x-api-key", "b")])), Some("b"));
         assert_eq!(key_of(&headers(&[("authorization", "Basic a")])), None);
+    }
+
+    #[tokio::test]
+    async fn a_key_is_not_refused_while_the_database_is_away() {
+        let postgres = Postgres::start();
+        let url = DatabaseUrl::parse(&postgres.database()).unwrap();
+        let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&url, "").await.unwrap());
+        let limits = KeyLimits::default;
+        let cached = keys::create(&*store, "a".into(), "acme".into(), limits()).await.unwrap();
+        let ring = KeyRing::open(Arc::clone(&store)).await.unwrap();
+        let late = keys::create(&*store, "b".into(), "acme".into(), limits()).await.unwrap();
+        postgres.stop();
+        let (config, uri) = (GuardConfig::default(), Uri::from_static("/v1/sessions"));
+        let with = |key: &str| headers(&[("host", "localhost"), ("x-api-key", key)]);
+        assert!(identify(&config, &ring, &uri, &with(&cached.secret)).await.is_ok());
+        let refused = identify(&config, &ring, &uri, &with(&late.secret)).await.unwrap_err();
+        assert_eq!((refused.status.as_u16(), refused.code), (503, "unavailable"));
+        assert!(refused.into_response().headers().contains_key(header::RETRY_AFTER));
+        postgres.resume();
+        assert!(identify(&config, &ring, &uri, &with(&late.secret)).await.is_ok());
+        let wrong = identify(&config, &ring, &uri, &with("bjk_wrong")).await.unwrap_err();
+        assert_eq!(wrong.status, 401);
     }
 }

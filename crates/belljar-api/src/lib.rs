@@ -21,6 +21,7 @@ mod exec_socket;
 mod execs;
 mod fields;
 mod files;
+pub mod gateway_errors;
 pub mod guard;
 mod health;
 mod input;

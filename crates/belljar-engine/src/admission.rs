@@ -140,18 +140,18 @@ impl Admission {
     /// Reserves capacity for a hibernated session. `asked` is the quota of the client's key. Without a client, the
     /// quota of the tenant's last key applies.
     pub fn reserve_sleep(&self, tenant: &str, asked: Option<Quota>) -> Result<Reservation, Full> {
-        let limit = {
-            let mut used = lock(&self.used);
-            match asked.and_then(|quota| quota.sleeping) {
-                Some(limit) => {
-                    used.sleeping.insert(tenant.to_owned(), limit);
-                    Some(limit)
-                }
-                None => used.sleeping.get(tenant).copied().or(self.each.sleeping),
-            }
-        };
+        if let Some(limit) = asked.and_then(|quota| quota.sleeping) {
+            lock(&self.used).sleeping.insert(tenant.to_owned(), limit);
+        }
+        let limit = self.sleep_limit(tenant);
         let quota = Quota { sleeping: limit, ..Quota::default() };
         self.reserve_load(tenant, quota, Load { sleeping: 1, ..Load::default() })
+    }
+
+    /// How many hibernated sessions the tenant may have, by the key of its last request.
+    #[must_use]
+    pub fn sleep_limit(&self, tenant: &str) -> Option<u64> {
+        lock(&self.used).sleeping.get(tenant).copied().or(self.each.sleeping)
     }
 
     fn reserve_load(&self, tenant: &str, quota: Quota, load: Load) -> Result<Reservation, Full> {

@@ -61,7 +61,7 @@ pub struct EngineConfig {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeConfig {
     pub id: String,
-    /// Kernels can be restored on nodes of the same class.
+    /// What its kernels can be restored on, and from (`belljar_sys::wake_class::NodeClass`).
     pub class: String,
 }
 

@@ -37,7 +37,7 @@ pub use error::NetworkError;
 pub use network::Network;
 pub use outbound::{Dns, Resolver};
 pub use policy::{Injection, Policy};
-pub use proxy::{Connections, Serving, serve};
+pub use proxy::{Connections, Serving, remove_hop_by_hop, serve};
 pub use secrets::Secrets;
 pub use traffic::{Outcome, Totals, Traffic, Visit, VisitListener};
 

@@ -70,7 +70,7 @@ pub struct NewNode {
     pub id: String,
     /// What gateways connect to.
     pub address: String,
-    /// Snapshots of a node can be restored on nodes of the same class.
+    /// Where memory from its snapshots can be restored (`belljar_sys::wake_class::NodeClass`).
     pub class: String,
     pub capacity: NodeLoad,
 }
@@ -105,10 +105,23 @@ pub enum Claim {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TakenOver {
     pub node: String,
-    /// Sessions with a snapshot: any node of their class can claim them.
+    /// Sessions with a snapshot: any node can claim them.
     pub asleep: Vec<String>,
     /// Sessions without a snapshot: they have failed.
     pub lost: Vec<String>,
+}
+
+/// A session that expired. The default comes before all others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Expired {
+    pub expires_ms: i64,
+    pub id: String,
+}
+
+impl Default for Expired {
+    fn default() -> Expired {
+        Expired { expires_ms: i64::MIN, id: String::new() }
+    }
 }
 
 /// Where requests for a session go.
@@ -173,6 +186,30 @@ pub trait ClusterRecords: Debug + Send + Sync {
     ) -> Result<(), StoreError>;
 
     async fn snapshot_of(&self, id: &str) -> Result<Option<serde_json::Value>, StoreError>;
+
+    /// The snapshots of all sessions that have not ended, with the ids of their sessions, in the
+    /// order of the ids: those after the id `after`, at most `limit`.
+    async fn snapshots(
+        &self,
+        after: &str,
+        limit: u32,
+    ) -> Result<Vec<(String, serde_json::Value)>, StoreError>;
+
+    /// Hibernated sessions that no node owns, that this node can claim, and that expired before
+    /// this time, in the order of their expiry: those after `after`, at most `limit`.
+    async fn expired_sessions(
+        &self,
+        before_ms: i64,
+        after: &Expired,
+        limit: u32,
+    ) -> Result<Vec<Expired>, StoreError>;
+
+    /// How many hibernated sessions the tenant has, with and without an owner. Counts up to `most`.
+    async fn sleeping_sessions(&self, tenant: &str, most: u64) -> Result<u64, StoreError>;
+
+    /// Whether this node does the task with this name now. Of all calls within `every`, one
+    /// returns true.
+    async fn begin_task(&self, name: &str, every: Duration) -> Result<bool, StoreError>;
 
     async fn route(&self, id: &str) -> Result<Option<Route>, StoreError>;
 

@@ -58,6 +58,16 @@ impl StoreError {
         matches!(self, StoreError::Write(cause) if cause.failure == BackendFailure::Conflict)
     }
 
+    /// Whether the database cannot be reached at present, also when it is opened.
+    #[must_use]
+    pub fn is_unavailable(&self) -> bool {
+        match self {
+            StoreError::Unavailable(_) => true,
+            StoreError::Open { cause, .. } => cause.failure == BackendFailure::Unavailable,
+            _ => false,
+        }
+    }
+
     /// Whether another process has locked the database at present.
     #[must_use]
     pub fn is_busy(&self) -> bool {
@@ -86,6 +96,8 @@ pub enum BackendFailure {
     Busy,
     /// Another row has the same key.
     Conflict,
+    /// The database cannot be reached at present.
+    Unavailable,
     Other,
 }
 

@@ -40,7 +40,8 @@ pub use artifacts::{
     ArtifactCatalog, ArtifactFilter, ArtifactQuota, ArtifactQuotas, ArtifactRow, ArtifactTotal,
 };
 pub use cluster::{
-    Claim, ClusterRecords, NewNode, NodeLoad, NodeRow, NodeState, QuotaLimit, Route, TakenOver,
+    Claim, ClusterRecords, Expired, NewNode, NodeLoad, NodeRow, NodeState, QuotaLimit, Route,
+    TakenOver,
 };
 pub use datasets::{DatasetRecords, DatasetRow, DatasetStatus};
 pub use error::{BackendError, BackendFailure, StoreError};

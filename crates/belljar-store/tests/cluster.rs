@@ -2,18 +2,20 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
 
+mod rows;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use belljar_proto::exec::{Language, Status};
-use belljar_runtime::{Limits, VolumeKind};
+use belljar_runtime::VolumeKind;
 use belljar_store::{
-    Claim, ClusterRecords, DatabaseUrl, DatasetRecords, DatasetRow, DatasetStatus, Datasets,
-    Durability, ExecRecords, ExecRequest, ExecRow, FinishedExec, NewNode, NodeLoad, NodeState,
-    Phase, PostgresStore, QuotaLimit, SessionRecords, SessionRow, SessionSpec, Storage, Store,
-    StoreError, VolumeAdded, VolumeQuota, VolumeRecords, VolumeRow,
+    Claim, ClusterRecords, DatabaseUrl, DatasetRecords, DatasetRow, DatasetStatus, Durability,
+    ExecRecords, ExecRequest, ExecRow, Expired, FinishedExec, NewNode, NodeLoad, NodeState, Phase,
+    PostgresStore, QuotaLimit, SessionRecords, SessionRow, Storage, Store, StoreError, VolumeAdded,
+    VolumeQuota, VolumeRecords, VolumeRow,
 };
 use belljar_testkit::postgres::Postgres;
 use futures_util::future::join_all;
@@ -59,34 +61,7 @@ impl Cluster {
 }
 
 fn session(id: &str) -> SessionRow {
-    SessionRow {
-        id: id.into(),
-        tenant: "acme".into(),
-        key: None,
-        phase: Phase::Ready,
-        spec: SessionSpec {
-            image: "default".into(),
-            storage: Storage::Tmpfs,
-            datasets: Datasets::None,
-            limits: Limits::default(),
-            network: Default::default(),
-            volumes: BTreeMap::new(),
-            workspace: None,
-            env: BTreeMap::new(),
-            ttl_s: 60,
-            idle_s: None,
-            spill_s: None,
-            checkpoints: None,
-            metadata: serde_json::Map::new(),
-        },
-        handle: None,
-        created_ms: 1,
-        used_ms: 1,
-        expires_ms: 60_000,
-        ended_ms: None,
-        ended_because: None,
-        execs: 0,
-    }
+    rows::session(id, 1)
 }
 
 fn exec(session: &str, id: &str, number: u64) -> ExecRow {
@@ -454,7 +429,7 @@ async fn a_database_of_a_newer_version_is_refused() {
 async fn several_at_once_make_one_schema() {
     let cluster = Cluster::new();
     join_all((0..6).map(|_| cluster.open(""))).await;
-    assert_eq!(cluster.sql("SELECT count(*), max(version) FROM belljar_schema"), "1|2");
+    assert_eq!(cluster.sql("SELECT count(*), max(version) FROM belljar_schema"), "1|3");
 }
 
 async fn is_unavailable(store: &PostgresStore) -> bool {
@@ -627,4 +602,64 @@ async fn a_connection_that_breaks_after_the_commit_loses_nothing() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     assert_eq!((stored("doubtful").as_str(), stored("s").as_str()), ("failed", "ready"));
+}
+
+#[tokio::test]
+async fn snapshots_of_all_unended_sessions_are_listed_in_pages() {
+    let cluster = Cluster::new();
+    let (one, two) = (cluster.node("one", FOREVER).await, cluster.node("two", FOREVER).await);
+    for (store, id) in [(&one, "a"), (&two, "b"), (&one, "c"), (&two, "d"), (&one, "e")] {
+        put(store, session(id)).await;
+        if id != "b" {
+            store.set_snapshot(id, 1, json!({"of": id})).await.unwrap();
+        }
+    }
+    one.release_session("a", None).await.unwrap();
+    let ended = Some((9, "asked to".to_owned()));
+    two.set_phase("d", Phase::Stopped, ended, Durability::Power).await.unwrap();
+    let of = |id: &str| (id.to_owned(), json!({"of": id}));
+    assert_eq!(two.snapshots("", 1).await.unwrap(), [of("a")]);
+    assert_eq!(two.snapshots("a", 10).await.unwrap(), [of("c"), of("e")]);
+    assert_eq!(two.snapshots("e", 10).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn expired_sessions_without_an_owner_are_found_by_their_expiry() {
+    let cluster = Cluster::new();
+    let (one, two) = (cluster.node("one", FOREVER).await, cluster.node("two", FOREVER).await);
+    for (id, expires_ms) in [("a", 30), ("b", 20), ("c", 20), ("d", 10), ("young", 100)] {
+        put(&one, SessionRow { expires_ms, ..session(id) }).await;
+    }
+    let mut pinned = SessionRow { expires_ms: 5, ..session("pinned") };
+    pinned.spec.storage = Storage::Bind;
+    put(&one, pinned).await;
+    for id in ["a", "b", "c", "young", "pinned"] {
+        one.release_session(id, Some(json!({}))).await.unwrap();
+    }
+    let of = |expires_ms, id: &str| Expired { expires_ms, id: id.to_owned() };
+    let first = two.expired_sessions(100, &Expired::default(), 2).await.unwrap();
+    assert_eq!(first, [of(20, "b"), of(20, "c")], "`one` still owns d");
+    assert_eq!(two.expired_sessions(100, &first[1], 2).await.unwrap(), [of(30, "a")]);
+    assert_eq!(two.expired_sessions(20, &Expired::default(), 2).await.unwrap(), []);
+    let of_one = one.expired_sessions(100, &Expired::default(), 1).await.unwrap();
+    assert_eq!(of_one, [of(5, "pinned")], "its files are there");
+    assert_eq!(two.sleeping_sessions("acme", 100).await.unwrap(), 5);
+    assert_eq!(two.sleeping_sessions("acme", 3).await.unwrap(), 3);
+    assert_eq!(two.sleeping_sessions("other", 3).await.unwrap(), 0);
+    let plan = cluster
+        .sql("SET enable_seqscan = off; EXPLAIN SELECT id FROM sessions WHERE unowned_until < 1");
+    assert!(plan.contains("sessions_by_expiry"), "{plan}");
+}
+
+#[tokio::test]
+async fn a_task_is_begun_by_one_node_at_a_time() {
+    let cluster = Cluster::new();
+    let nodes = [cluster.node("one", FOREVER).await, cluster.node("two", FOREVER).await];
+    let hour = Duration::from_secs(3600);
+    let begun = join_all((0..10).map(|n| nodes[n % 2].begin_task("sweep", hour))).await;
+    assert_eq!(begun.into_iter().filter(|begun| *begun.as_ref().unwrap()).count(), 1);
+    assert!(nodes[0].begin_task("another", hour).await.unwrap());
+    cluster.sql("UPDATE tasks SET next = now() WHERE name = 'sweep'");
+    assert!(nodes[1].begin_task("sweep", hour).await.unwrap());
+    assert!(!nodes[0].begin_task("sweep", hour).await.unwrap());
 }

@@ -2,20 +2,21 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
 
-use std::collections::BTreeMap;
+mod rows;
+
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use belljar_proto::exec::{Language, Status};
-use belljar_runtime::{Limits, VolumeKind};
+use belljar_runtime::VolumeKind;
 use belljar_store::{
     ArtifactCatalog, ArtifactQuota, ArtifactQuotas, ArtifactRow, ClusterRecords, DatabaseUrl,
-    DatasetRecords, DatasetRow, DatasetStatus, Datasets, Digest, Durability, ExecFilter,
-    ExecRecords, ExecRequest, ExecRow, FinishedExec, KeyLimits, KeyRecords, KeyRow, MigrateError,
-    MigratedTable, MigrationSource, NewNode, NodeLoad, Phase, PostgresCatalog, PostgresStore,
-    SessionFilter, SessionRecords, SessionRow, SessionSpec, SqliteCatalog, SqliteStore, Storage,
-    Store, UsageDelta, UsageRecords, VolumeQuota, VolumeRecords, VolumeRow, migrate,
+    DatasetRecords, DatasetRow, DatasetStatus, Digest, Durability, ExecFilter, ExecRecords,
+    ExecRequest, ExecRow, FinishedExec, KeyLimits, KeyRecords, KeyRow, MigrateError, MigratedTable,
+    MigrationSource, NewNode, NodeLoad, Phase, PostgresCatalog, PostgresStore, SessionFilter,
+    SessionRecords, SessionRow, SessionSpec, SqliteCatalog, SqliteStore, Storage, Store,
+    UsageDelta, UsageRecords, VolumeQuota, VolumeRecords, VolumeRow, migrate,
 };
 use belljar_testkit::postgres::Postgres;
 use tempfile::TempDir;
@@ -30,32 +31,18 @@ fn source(directory: &Path) -> MigrationSource {
 fn session(number: usize) -> SessionRow {
     let ended = number.is_multiple_of(3);
     SessionRow {
-        id: format!("ses_{number}"),
         tenant: format!("tenant {}", number % 4),
         key: (!ended).then(|| format!("key {number}")),
         phase: if ended { Phase::Stopped } else { Phase::Ready },
         spec: SessionSpec {
             image: "größe".into(),
             storage: if number.is_multiple_of(2) { Storage::Bind } else { Storage::Tmpfs },
-            datasets: Datasets::None,
-            limits: Limits::default(),
-            network: Default::default(),
-            volumes: BTreeMap::new(),
-            workspace: None,
-            env: BTreeMap::new(),
-            ttl_s: 60,
-            idle_s: None,
-            spill_s: None,
-            checkpoints: None,
             metadata: serde_json::Map::from_iter([("zero".into(), "a\0b".into())]),
+            ..rows::spec()
         },
-        handle: None,
-        created_ms: i64::try_from(number).unwrap(),
-        used_ms: 1,
-        expires_ms: 60_000,
         ended_ms: ended.then_some(9),
         ended_because: ended.then(|| "asked to".into()),
-        execs: 0,
+        ..rows::session(&format!("ses_{number}"), i64::try_from(number).unwrap())
     }
 }
 

@@ -4,6 +4,7 @@
 //! the kernel started on; it may have more. The vDSO may differ: restoring redirects it (`belljar-snapshot/src/vdso.rs`).
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +61,81 @@ impl fmt::Display for WakeClass {
     /// Architecture, format, and a hash of the instruction sets: `x86_64-1-91c3f0a2b4d5e687`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}-{:016x}", self.arch, self.format, hash(&self.features))
+    }
+}
+
+/// The class of a node: its machine, and the default image of its sandboxes. Its text contains the whole class.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeClass {
+    pub machine: WakeClass,
+    pub image: String,
+}
+
+impl NodeClass {
+    /// The class of a node on this machine.
+    #[must_use]
+    pub fn here(image: &str) -> NodeClass {
+        NodeClass { machine: wake_class(), image: image.to_owned() }
+    }
+
+    /// A short name for people. Different classes have different names.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}-{}", self.machine, self.image)
+    }
+}
+
+const OTHER: &str = "the snapshot is of a node of another class";
+
+/// As [`can_wake`], for the texts of the classes of the node that made the snapshot and of another node.
+pub fn can_wake_on(snapshot: &str, node: &str) -> Result<(), String> {
+    if snapshot == node {
+        return Ok(());
+    }
+    let Ok(node) = node.parse::<NodeClass>() else { return Err(OTHER.into()) };
+    let snapshot = match snapshot.parse::<NodeClass>() {
+        Ok(snapshot) => snapshot,
+        // Earlier versions stored only the name.
+        Err(_) if snapshot == node.name() => return Ok(()),
+        Err(_) => return Err(OTHER.into()),
+    };
+    if snapshot.image != node.image {
+        return Err(format!(
+            "the snapshot is of a node with the image {}, and this node has the image {}",
+            snapshot.image, node.image
+        ));
+    }
+    can_wake(&snapshot.machine, &node.machine)
+}
+
+impl fmt::Display for NodeClass {
+    /// Architecture, format, instruction sets and image: `x86_64 1 avx,avx2 native`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WakeClass { arch, features, format } = &self.machine;
+        write!(f, "{arch} {format} {} {}", features.join(","), self.image)
+    }
+}
+
+/// A text that is not the class of a node.
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` is not the class of a node")]
+pub struct BadClass(String);
+
+impl FromStr for NodeClass {
+    type Err = BadClass;
+
+    fn from_str(text: &str) -> Result<NodeClass, BadClass> {
+        let bad = || BadClass(text.to_owned());
+        let mut parts = text.splitn(4, ' ');
+        let mut next = || parts.next().ok_or_else(bad);
+        let (arch, format, features, image) = (next()?, next()?, next()?, next()?);
+        let features = features.split(',').filter(|name| !name.is_empty()).map(str::to_owned);
+        let machine = WakeClass {
+            arch: arch.to_owned(),
+            features: features.collect(),
+            format: format.parse().map_err(|_| bad())?,
+        };
+        Ok(NodeClass { machine, image: image.to_owned() })
     }
 }
 
@@ -133,5 +209,28 @@ mod tests {
         assert!(here.features.is_sorted() && here.to_string().len() < 40, "{here}");
         let stored = serde_json::to_string(&here).expect("JSON");
         assert_eq!(serde_json::from_str::<WakeClass>(&stored).expect("a class"), here);
+    }
+
+    #[test]
+    fn a_node_with_more_wakes_snapshots_of_one_with_less() {
+        let node = |features: &[&str], image: &str| {
+            NodeClass { machine: class(features), image: image.to_owned() }.to_string()
+        };
+        let (small, large) = (node(&["avx"], "an image"), node(&["avx", "sha_ni"], "an image"));
+        assert_eq!(small, "x86_64 1 avx an image");
+        assert_eq!(can_wake_on(&small, &large), Ok(()));
+        let reason = "this machine lacks sha_ni, which the kernel's libraries may use";
+        assert_eq!(can_wake_on(&large, &small), Err(reason.into()));
+        let reason =
+            "the snapshot is of a node with the image an image, and this node has the image b";
+        assert_eq!(can_wake_on(&small, &node(&["avx"], "b")), Err(reason.into()));
+        let name = small.parse::<NodeClass>().expect("a class").name();
+        assert!(name.starts_with("x86_64-1-") && name.ends_with("-an image"), "{name}");
+        assert_eq!(can_wake_on(&name, &small), Ok(()), "of an earlier version");
+        assert_eq!(can_wake_on(&name, &large), Err(OTHER.into()));
+        let here = NodeClass::here("a");
+        assert_eq!(here.to_string().parse::<NodeClass>().expect("a class"), here);
+        let bare = node(&[], "a").parse::<NodeClass>().expect("a class");
+        assert!(bare.machine.features.is_empty());
     }
 }

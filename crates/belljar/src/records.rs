@@ -7,14 +7,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use belljar_engine::in_full;
 use belljar_engine::store::{
     ArtifactCatalog, ClusterRecords, DatabaseUrl, NewNode, NodeLoad, PostgresCatalog,
-    PostgresStore, SqliteStore, Store,
+    PostgresStore, SqliteStore, Store, StoreError,
 };
 use belljar_sys::process;
+use tokio::time::Instant;
 
 use crate::home;
 use crate::settings::Settings;
+
+/// How long a node or a gateway waits for Postgres when it starts, and how often it tries.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PACE: Duration = Duration::from_secs(1);
+
+const NOT_OPENED: &str = "BELLJAR_DATABASE_URL: failed to open the database";
 
 /// The store of this server, and the catalog of artifacts if it is not a SQLite file.
 pub(crate) async fn open(
@@ -37,9 +45,42 @@ pub(crate) async fn open(
     Ok((Arc::new(store), Some(Arc::new(catalog))))
 }
 
-/// The store for commands that read and change records without being a server.
+/// The store for commands that read and change shared records.
 pub(crate) async fn open_shared(url: &DatabaseUrl) -> Result<Arc<dyn Store>> {
-    Ok(Arc::new(PostgresStore::open(url, "").await?))
+    Ok(Arc::new(PostgresStore::open(url, "").await.context(NOT_OPENED)?))
+}
+
+/// The store of a node, or of a gateway, whose id is empty. Waits for Postgres, which may start at the same time.
+pub(crate) async fn join_shared(url: &DatabaseUrl, node: &str) -> Result<Arc<dyn Store>> {
+    let opened = when_reachable(async || PostgresStore::open(url, node).await).await;
+    Ok(Arc::new(opened.context(NOT_OPENED)?))
+}
+
+/// Calls `open` again while the database cannot be reached, for [`PATIENCE`] at most.
+async fn when_reachable<T>(open: impl AsyncFn() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    let begun = Instant::now();
+    loop {
+        let error = match open().await {
+            Err(error) if error.is_unavailable() && begun.elapsed() < PATIENCE => error,
+            done => return done,
+        };
+        let left = PATIENCE.saturating_sub(begun.elapsed()).as_secs();
+        let why = in_full(&error);
+        tracing::warn!("waiting for Postgres (BELLJAR_DATABASE_URL), {left} s at most: {why}");
+        tokio::time::sleep(PACE).await;
+    }
+}
+
+/// The catalog of artifacts that nodes share.
+pub(crate) async fn open_shared_catalog(url: &DatabaseUrl) -> Result<Arc<dyn ArtifactCatalog>> {
+    let catalog = PostgresCatalog::open(url).await;
+    Ok(Arc::new(catalog.context("BELLJAR_DATABASE_URL: failed to open the catalog")?))
+}
+
+/// The database of a cluster.
+pub(crate) fn shared_url(settings: &Settings) -> Result<&DatabaseUrl> {
+    let url = settings.database.as_ref();
+    url.context("BELLJAR_DATABASE_URL is not set; nodes and gateways share a Postgres database")
 }
 
 /// The id of this machine's node. A random one is chosen the first time and kept in the state
@@ -74,6 +115,8 @@ fn node_id_file(state_dir: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use belljar_engine::store::{BackendError, BackendFailure};
+
     use super::*;
 
     #[test]
@@ -83,5 +126,28 @@ mod tests {
         assert_eq!(node_id(directory.path()).unwrap(), id);
         keep_node_id(directory.path(), "srv1").unwrap();
         assert_eq!(node_id(directory.path()).unwrap(), "srv1");
+    }
+
+    fn refused(failure: BackendFailure) -> StoreError {
+        let cause = BackendError::new(failure, std::io::Error::other("no"));
+        StoreError::Open { path: "postgres://db/belljar".into(), cause }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_waits_for_the_database_but_not_for_ever() {
+        let begun = Instant::now();
+        let opened = when_reachable(async || match begun.elapsed().as_secs() {
+            0..10 => Err(refused(BackendFailure::Unavailable)),
+            _ => Ok(7),
+        });
+        assert_eq!(opened.await.unwrap(), 7);
+        let begun = Instant::now();
+        let away = when_reachable(async || Err::<(), _>(refused(BackendFailure::Unavailable)));
+        assert!(away.await.unwrap_err().is_unavailable());
+        assert_eq!(begun.elapsed().as_secs(), 60);
+        let begun = Instant::now();
+        let wrong = when_reachable(async || Err::<(), _>(refused(BackendFailure::Other)));
+        assert!(!wrong.await.unwrap_err().is_unavailable());
+        assert_eq!(begun.elapsed().as_secs(), 0, "such as a wrong password");
     }
 }

@@ -19,7 +19,7 @@ use crate::error::{ApiError, database_locked, internal, out_of_space};
 use crate::input::{cut_off, malformed, not_json, too_large, too_slow};
 use crate::socket::not_a_websocket;
 use crate::tenants::too_much_unread;
-use crate::{artifacts, browser, datasets};
+use crate::{artifacts, browser, datasets, gateway_errors};
 
 /// The properties of an operation that decide which errors it can return.
 pub(super) struct Operation<'a> {
@@ -180,16 +180,18 @@ impl Operation<'_> {
     }
 }
 
-/// Errors of every operation that calls the engine.
+/// Errors of every operation that calls the engine, here or through a gateway.
 fn of_the_server() -> Vec<ApiError> {
-    vec![
+    let mut errors = vec![
         too_much_unread(),
         internal(String::new()),
         database_locked(String::new()),
         out_of_space(String::new()),
         EngineError::Stopping.into(),
         EngineError::Unavailable("").into(),
-    ]
+    ];
+    errors.extend(gateway_errors::samples());
+    errors
 }
 
 fn no_session() -> ApiError {

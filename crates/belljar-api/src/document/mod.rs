@@ -145,7 +145,7 @@ fn headers_of(status: u16) -> Option<Value> {
         401 => Some(json!({"WWW-Authenticate": {
             "description": "How to show a key.", "schema": {"type": "string"},
         }})),
-        429 | 503 => Some(json!({"Retry-After": {
+        429 | 502 | 503 => Some(json!({"Retry-After": {
             "description": "Seconds after which asking again makes sense, where that is known.",
             "schema": seconds,
         }})),

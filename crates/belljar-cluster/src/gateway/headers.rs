@@ -4,19 +4,6 @@ use axum::http::header::{self, HeaderName};
 use axum::http::{HeaderMap, HeaderValue};
 use belljar_api::listen::Peer;
 
-/// Hop-by-hop headers (RFC 9110, section 7.6.1), and `Expect`, which the gateway answers itself.
-const HOP_BY_HOP: [HeaderName; 8] = [
-    header::CONNECTION,
-    header::EXPECT,
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::TE,
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-];
-
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -32,18 +19,10 @@ pub(super) fn wanted_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     headers.get(header::UPGRADE).filter(|_| is_asked).cloned()
 }
 
-/// Removes the headers that are only between two neighbours.
-pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = headers
-        .get_all(header::CONNECTION)
-        .into_iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|text| text.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
-    for name in named.iter().chain(&HOP_BY_HOP).chain([&KEEP_ALIVE]) {
-        headers.remove(name);
-    }
+/// Removes the headers of a request that are not for the node: hop-by-hop headers, and `Expect`, which the gateway answers.
+pub(super) fn remove_own(headers: &mut HeaderMap) {
+    belljar_network::remove_hop_by_hop(headers);
+    headers.remove(header::EXPECT);
 }
 
 /// Asks the node for the same change of protocol.
@@ -92,15 +71,19 @@ mod tests {
     #[test]
     fn hop_by_hop_headers_do_not_pass() {
         let mut passing = headers(&[
-            ("connection", "close, X-Mine"),
+            ("connection", "close, X-Mine, Host, Content-Length"),
+            ("proxy-connection", "keep-alive"),
             ("x-mine", "1"),
             ("keep-alive", "timeout=5"),
             ("transfer-encoding", "chunked"),
             ("expect", "100-continue"),
             ("range", "bytes=0-1"),
+            ("host", "jar.example"),
+            ("content-length", "5"),
         ]);
-        remove_hop_by_hop(&mut passing);
-        assert_eq!(passing, headers(&[("range", "bytes=0-1")]));
+        remove_own(&mut passing);
+        let left = [("range", "bytes=0-1"), ("host", "jar.example"), ("content-length", "5")];
+        assert_eq!(passing, headers(&left));
     }
 
     #[test]

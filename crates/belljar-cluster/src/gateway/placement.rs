@@ -1,6 +1,7 @@
 //! Chooses nodes for new sessions and for sessions without an owner. No I/O.
 
 use belljar_engine::store::{NodeRow, NodeState};
+use belljar_sys::wake_class::can_wake_on;
 
 /// From how many random nodes the one with the most room is chosen. Always choosing the emptiest of all would send it the
 /// requests of all gateways at once.
@@ -14,7 +15,7 @@ const HINT_LIMIT: f64 = 0.9;
 pub(super) struct Wish {
     /// The only node that can have it.
     pub(super) pinned: Option<String>,
-    /// Its snapshot can be restored completely on nodes of this class.
+    /// The class of the node that made its snapshot, see [`can_wake_on`].
     pub(super) class: Option<String>,
     /// The node that probably still has its files.
     pub(super) hint: Option<String>,
@@ -30,12 +31,13 @@ pub(super) fn candidates<'a>(
         return nodes.iter().filter(|node| node.id == *pinned && is_alive(node)).collect();
     }
     let open: Vec<&NodeRow> = nodes.iter().filter(|node| accepts_sessions(node)).collect();
-    let of_class = |node: &&&NodeRow| wish.class.as_ref().is_none_or(|class| *class == node.class);
-    let mut open: Vec<&NodeRow> = match open.iter().any(|node| of_class(&node)) {
-        true => open.iter().filter(of_class).copied().collect(),
-        // Without a node of its class, a session goes on with its files only, which is better than nothing.
-        false => open,
+    let can_wake = |node: &&NodeRow| match &wish.class {
+        Some(class) => can_wake_on(class, &node.class).is_ok(),
+        None => true,
     };
+    let (able, others): (Vec<&NodeRow>, Vec<&NodeRow>) = open.into_iter().partition(can_wake);
+    // If no node can restore its memory, a session goes on with its files only, which is better than nothing.
+    let mut open = if able.is_empty() { others } else { able };
     let hinted = wish.hint.as_ref().and_then(|hint| {
         let found = open.iter().position(|node| node.id == *hint && reserved(node) < HINT_LIMIT)?;
         Some(open.swap_remove(found))
@@ -127,12 +129,16 @@ mod tests {
     }
 
     #[test]
-    fn a_session_goes_to_its_class_or_else_anywhere() {
-        let mut nodes = [node("a", 0), node("b", 900)];
-        nodes[1].class = "b".to_owned();
+    fn a_session_goes_where_its_memory_can_be_restored_or_else_anywhere() {
+        let mut nodes = [node("a", 0), node("b", 900), node("c", 950)];
+        nodes[0].class = "x86_64 1 avx native".to_owned();
+        nodes[1].class = "x86_64 1 avx,avx2 native".to_owned();
+        nodes[2].class = "x86_64 1 avx,avx2,sha_ni native".to_owned();
         let of = |class: &str| Wish { class: Some(class.to_owned()), ..Wish::default() };
-        assert_eq!(ids(&nodes, &of("b")), ["b"]);
-        assert_eq!(ids(&nodes, &of("c")), ["a", "b"]);
+        assert_eq!(ids(&nodes, &of("x86_64 1 avx native")), ["a", "b", "c"]);
+        assert_eq!(ids(&nodes, &of("x86_64 1 avx,avx2 native")), ["b", "c"]);
+        assert_eq!(ids(&nodes, &of("x86_64 1 sha_ni native")), ["c"]);
+        assert_eq!(ids(&nodes, &of("aarch64 1  native")), ["a", "b", "c"], "its files only");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::Response;
 use belljar_api::listen::Peer;
+use belljar_network::remove_hop_by_hop;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -83,7 +84,7 @@ impl Outgoing {
         let wanted = headers::wanted_upgrade(&parts.headers);
         let upgrade = parts.extensions.remove::<OnUpgrade>();
         let peer = parts.extensions.get::<Peer>().copied();
-        headers::remove_hop_by_hop(&mut parts.headers);
+        headers::remove_own(&mut parts.headers);
         headers::add_forwarded(&mut parts.headers, peer);
         let upgrade = upgrade.zip(wanted).map(|(upgrade, protocol)| {
             headers::set_upgrade(&mut parts.headers, protocol);
@@ -161,13 +162,13 @@ pub(super) fn answer(
             let far = hyper::upgrade::on(&mut answer);
             tokio::spawn(tunnel(client, far, Arc::clone(nodes), node.id.clone()));
             let (mut parts, _) = answer.into_parts();
-            headers::remove_hop_by_hop(&mut parts.headers);
+            remove_hop_by_hop(&mut parts.headers);
             headers::set_upgrade(&mut parts.headers, protocol);
             return Response::from_parts(parts, Body::empty());
         }
     }
     let (mut parts, body) = answer.into_parts();
-    headers::remove_hop_by_hop(&mut parts.headers);
+    remove_hop_by_hop(&mut parts.headers);
     if let Ok(id) = HeaderValue::from_str(&node.id) {
         parts.headers.insert(NODE, id);
     }

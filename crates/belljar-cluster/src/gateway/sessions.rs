@@ -6,6 +6,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use belljar_api::error::ApiError;
+use belljar_api::gateway_errors::{no_node, node_failed, node_unreachable, session_moving};
 use belljar_engine::store::{NodeRow, NodeState, Route, StoreError};
 use belljar_engine::{Principal, in_full};
 use http_body_util::BodyExt as _;
@@ -20,9 +21,6 @@ use super::{Gateway, unavailable};
 
 /// The id of the node that owns the session, in an answer 421.
 const OWNER: &str = "belljar-owner";
-
-/// Seconds after which a node may be there again.
-const RETRY_NODE: u32 = 2;
 
 /// The code of the error with which a stopping node refuses a request.
 const STOPPING: &str = "stopping";
@@ -113,9 +111,7 @@ impl Gateway {
             Some(Route { owner: Some((node, address)), .. }) => {
                 let node = NodeAddress { id: node, address };
                 let answer = self.send(&node, &mut outgoing).await.map_err(|e| failed(&e))?;
-                if answer.status() == StatusCode::MISDIRECTED_REQUEST {
-                    return Err(moved());
-                }
+                let answer = for_client(answer)?;
                 self.routes.set(id, &node.id);
                 Ok(proxy::answer(answer, &self.nodes, &node, outgoing))
             }
@@ -141,9 +137,6 @@ impl Gateway {
             return Err(no_node(message));
         }
         let (response, node) = self.to_first(outgoing, &wish).await?;
-        if response.status() == StatusCode::MISDIRECTED_REQUEST {
-            return Err(moved());
-        }
         if response.status().is_success() {
             self.routes.set(id, &node.id);
         }
@@ -180,7 +173,7 @@ impl Gateway {
             {
                 self.metrics.resent.inc();
                 let answer = self.send(&owner, &mut outgoing).await.map_err(|e| failed(&e))?;
-                let answer = proxy::answer(answer, &self.nodes, &owner, outgoing);
+                let answer = proxy::answer(for_client(answer)?, &self.nodes, &owner, outgoing);
                 return Ok((answer, owner));
             }
             let may_try_another = outgoing.is_kept() && candidates.peek().is_some();
@@ -194,7 +187,7 @@ impl Gateway {
                     Refusal::Other(response) => return Ok((*response, node)),
                 },
             };
-            return Ok((proxy::answer(answer, &self.nodes, &node, outgoing), node));
+            return Ok((proxy::answer(for_client(answer)?, &self.nodes, &node, outgoing), node));
         }
         Err(failure.unwrap_or_else(|| no_node("no node can take this request at present")))
     }
@@ -241,6 +234,15 @@ fn addressed(payload: &Payload) -> Addressed {
     }
 }
 
+/// An answer 421 is for gateways only, so it is not in the document of the API. The node did nothing, so clients can try
+/// again.
+fn for_client<B>(answer: Response<B>) -> Result<Response<B>, ApiError> {
+    match answer.status() {
+        StatusCode::MISDIRECTED_REQUEST => Err(session_moving()),
+        _ => Ok(answer),
+    }
+}
+
 /// A status with which a node may have refused a request before it did anything.
 fn is_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
@@ -268,31 +270,29 @@ fn failed(error: &ProxyError) -> ApiError {
     let message = in_full(error);
     tracing::warn!("{message}");
     match error {
-        ProxyError::Unreachable { .. } => {
-            let error = "the node for this request cannot be reached";
-            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "node_unreachable", error)
-                .retry_after(RETRY_NODE)
-        }
-        ProxyError::Sent => moved(),
-        ProxyError::Broken { .. } | ProxyError::Lost { .. } => {
-            let error = "the node for this request failed before it answered";
-            ApiError::new(StatusCode::BAD_GATEWAY, "node_failed", error)
-                .hint("the request may have been carried out; check before you send it again")
-                .retry_after(RETRY_NODE)
-        }
+        ProxyError::Unreachable { .. } => node_unreachable(),
+        ProxyError::Sent => session_moving(),
+        ProxyError::Broken { .. } | ProxyError::Lost { .. } => node_failed(),
     }
-}
-
-fn moved() -> ApiError {
-    let message = "the session is moving to another node";
-    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "session_moving", message).retry_after(1)
-}
-
-fn no_node(message: &str) -> ApiError {
-    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "no_node", message).retry_after(RETRY_NODE)
 }
 
 fn no_database(error: &StoreError) -> ApiError {
     tracing::warn!("failed to find the node of a session: {}", in_full(error));
     unavailable("the database cannot be reached at present")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_never_get_421() {
+        let answer = |status| for_client(Response::builder().status(status).body(()).unwrap());
+        assert!(answer(StatusCode::NOT_FOUND).is_ok());
+        let error = answer(StatusCode::MISDIRECTED_REQUEST).unwrap_err();
+        assert_eq!((error.status.as_u16(), error.code), (503, "session_moving"));
+        let document = belljar_api::openapi().to_string();
+        assert!(!document.contains("session_elsewhere") && !document.contains("\"421\""));
+        assert!(document.contains("`session_moving`"));
+    }
 }

@@ -11,13 +11,13 @@ use crate::error::EngineError;
 use crate::rules;
 use crate::session::{HeldSession, Session};
 use crate::state::EngineState;
-use crate::store::{Claim, Phase, SessionFilter, SessionRow, Storage};
+use crate::store::{Claim, Expired, SessionRow, Storage};
 
 /// How often a session is looked up again that this node has just released or lost, and how long one attempt waits.
 const ATTEMPTS: usize = 10;
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How many rows are read at once in the search for expired sessions.
+/// How many expired sessions are read at once.
 const PAGE: u32 = 1000;
 
 const BUSY: &str = "this node is about to give the session to another one";
@@ -146,20 +146,16 @@ impl EngineState {
 impl Registry {
     /// Ends hibernated sessions that have expired and that no node owns.
     pub(super) async fn end_expired(self: &Arc<Self>) -> Result<(), EngineError> {
-        if self.state.cluster().is_none() {
-            return Ok(());
-        }
-        let phase = Some(Phase::Hibernated);
-        let mut filter = SessionFilter { phase, limit: PAGE, ..SessionFilter::default() };
+        let Some((cluster, _)) = self.state.cluster() else { return Ok(()) };
+        let (now, mut after) = (clock::now_ms(), Expired::default());
         loop {
-            let rows = self.state.store.sessions(filter.clone()).await?;
-            filter.before = rows.last().map(|row| row.id.clone());
-            let (is_last, now) = (rows.len() < PAGE as usize, clock::now_ms());
-            for row in rows.into_iter().filter(|row| row.expires_ms < now) {
-                self.end_if_expired(&row.id).await?;
+            let page = cluster.expired_sessions(now, &after, PAGE).await?;
+            for expired in &page {
+                self.end_if_expired(&expired.id).await?;
             }
-            if is_last {
-                return Ok(());
+            match page.into_iter().last() {
+                Some(last) => after = last,
+                None => return Ok(()),
             }
         }
     }

@@ -12,6 +12,7 @@ use belljar_runtime::{
     Handle, Limits, Runtime, RuntimeError, Sandbox, SandboxSpec, VolumeKind, ZygoteState,
 };
 use belljar_testkit::postgres::Postgres;
+use belljar_testkit::s3::{KEY_ID, S3Server, SECRET};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::Instant;
@@ -24,7 +25,7 @@ use crate::audit::Audit;
 use crate::config::{EngineConfig, NodeConfig};
 use crate::error::EngineError;
 use crate::exec::ExecRequest;
-use crate::objects::ObjectsConfig;
+use crate::objects::{Objects, ObjectsConfig};
 use crate::principal::Principal;
 use crate::rules::Phase;
 use crate::session::HeldSession;
@@ -93,6 +94,17 @@ impl Cluster {
     }
 
     async fn node(&self, id: &str) -> TestNode {
+        // Nothing fetches or sends a snapshot.
+        let objects = ObjectsConfig {
+            url: "s3://bucket/test".to_owned(),
+            endpoint: Some("http://127.0.0.1:9".to_owned()),
+            region: None,
+            key: Some(("id".to_owned(), "secret".to_owned())),
+        };
+        self.node_with(id, objects).await
+    }
+
+    async fn node_with(&self, id: &str, objects: ObjectsConfig) -> TestNode {
         let url = DatabaseUrl::parse(&self.database).unwrap();
         let store = Arc::new(PostgresStore::open(&url, id).await.unwrap());
         let node = NewNode {
@@ -106,8 +118,8 @@ impl Cluster {
         std::fs::create_dir(&directory).unwrap();
         let audit = Audit::open(&directory.join("audit.log"), false).unwrap();
         let shared: Arc<dyn Store> = Arc::clone(&store) as _;
-        let engine =
-            Engine::start(config(&directory, id), shared, Arc::new(NoSandboxes), audit).await;
+        let config = config(&directory, id, objects);
+        let engine = Engine::start(config, shared, Arc::new(NoSandboxes), audit).await;
         TestNode { engine: engine.unwrap(), store }
     }
 
@@ -195,7 +207,7 @@ fn spec() -> SessionSpec {
     }
 }
 
-fn config(directory: &Path, node: &str) -> EngineConfig {
+fn config(directory: &Path, node: &str, objects: ObjectsConfig) -> EngineConfig {
     let below = |name: &str| directory.join(name);
     let quota = ArtifactQuota { count: 10, bytes: 1 << 20 };
     let class = "class".to_owned();
@@ -249,16 +261,7 @@ fn config(directory: &Path, node: &str) -> EngineConfig {
             tenant_bytes: None,
             tenant_sleeping: None,
             hibernate_after: None,
-            remote: Some(RemoteSnapshotConfig {
-                // Nothing here fetches or sends a snapshot.
-                objects: ObjectsConfig {
-                    url: "s3://bucket/test".to_owned(),
-                    endpoint: Some("http://127.0.0.1:9".to_owned()),
-                    region: None,
-                    key: Some(("id".to_owned(), "secret".to_owned())),
-                },
-                class: class.clone(),
-            }),
+            remote: Some(RemoteSnapshotConfig { objects, class: class.clone() }),
         },
         node: Some(NodeConfig { id: node.to_owned(), class }),
         snapshot_every: None,
@@ -420,4 +423,59 @@ async fn expired_sessions_that_no_node_owns_are_ended() {
     assert_eq!((row.phase, row.ended_because.as_deref()), (Phase::Stopped, Some("it expired")));
     let row = one.store.session(&young).await.unwrap().unwrap();
     assert_eq!(row.phase, Phase::Hibernated);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_node_removes_shared_layers_that_no_session_needs() {
+    const DAYS: i64 = 86_400_000;
+    let (cluster, s3) = (Cluster::new(), S3Server::start());
+    let objects = ObjectsConfig {
+        url: s3.url(),
+        endpoint: Some(s3.endpoint()),
+        region: None,
+        key: Some((KEY_ID.into(), SECRET.into())),
+    };
+    let one = cluster.node_with("one", objects.clone()).await;
+    let two = cluster.node_with("two", objects.clone()).await;
+    // The node's own upkeep begins the task when the node starts.
+    while cluster.sql("SELECT count(*) FROM tasks") == "0" {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let objects = Objects::open(&objects).unwrap();
+    let key = |layer: &str| format!("snapshots/common/{layer}");
+    for layer in ["used", "unused"] {
+        objects.put(&key(layer), "layer".into()).await.unwrap();
+    }
+    let id = one.sleeping(None, true).await;
+    let mut pointer = pointer(&id, true);
+    pointer["files"] = json!([{"id": 7, "kind": "pages", "key": key("used"), "bytes": 5, "sha256": "0".repeat(64)}]);
+    cluster.sql(&format!("UPDATE sessions SET snapshot = '{pointer}'"));
+    let left = async || objects.list_all("snapshots/common").await.unwrap().len();
+    let later = crate::clock::now_ms() + 2 * DAYS;
+    two.engine.registry.sweep_shared_layers(later).await.unwrap();
+    assert_eq!(left().await, 2, "a node swept within the last hour");
+    cluster.sql("UPDATE tasks SET next = now()");
+    two.engine.registry.sweep_shared_layers(crate::clock::now_ms()).await.unwrap();
+    assert_eq!(left().await, 2, "they are young");
+    cluster.sql("UPDATE tasks SET next = now()");
+    one.engine.registry.sweep_shared_layers(later).await.unwrap();
+    assert_eq!(left().await, 1);
+    assert!(objects.head(&key("used")).await.unwrap().is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_limit_of_sleeping_sessions_holds_over_all_nodes() {
+    let cluster = Cluster::new();
+    let (one, two) = (cluster.node("one").await, cluster.node("two").await);
+    let tenant = Principal::default().tenant;
+    one.sleeping(None, true).await;
+    one.sleeping(None, true).await;
+    let reserve = async |node: &TestNode, limit: u64| {
+        let quota = Quota { sleeping: Some(limit), ..Quota::default() };
+        node.engine.state.reserve_sleep(&tenant, Some(quota)).await
+    };
+    let Err(EngineError::Full(full)) = reserve(&two, 2).await else { panic!("there are two") };
+    assert_eq!((full.what, full.limit, full.used), ("sleeping sessions on all nodes", 2, 2));
+    assert!(reserve(&two, 3).await.is_ok());
+    assert!(reserve(&two, u64::MAX).await.is_ok(), "a drain has no limit");
 }

@@ -39,6 +39,7 @@ mod recovery;
 mod registry;
 mod runs;
 mod snapshots;
+mod sweep;
 mod terminals;
 mod upkeep;
 mod views;

@@ -31,6 +31,9 @@ pub(super) async fn remove_old(registry: Arc<Registry>) {
         if let Err(error) = state.artifact_store.tidy().await {
             tracing::warn!("failed to tidy up artifacts: {}", in_full(&error));
         }
+        if let Err(error) = registry.sweep_shared_layers(clock::now_ms()).await {
+            tracing::warn!("failed to remove shared layers from S3: {}", in_full(&error));
+        }
         let retention = state.config.disk.retention_s.map_or(PACE, Duration::from_secs);
         tokio::time::sleep(PACE.min(retention.max(Duration::from_secs(1)))).await;
     }

@@ -72,7 +72,7 @@ pub struct SnapshotConfig {
 #[derive(Debug, Clone)]
 pub struct RemoteSnapshotConfig {
     pub objects: ObjectsConfig,
-    /// The class of this node: nodes of the same class can restore the memory of each other's snapshots.
+    /// The class of this node (`belljar_sys::wake_class::NodeClass`), which says what can restore memory from its snapshots.
     pub class: String,
 }
 

@@ -15,7 +15,7 @@ mod hashes;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -84,7 +84,7 @@ struct Pointer {
     /// See [`SnapshotPointer::number`](super::SnapshotPointer::number).
     #[serde(alias = "epoch")]
     number: i64,
-    /// The class of nodes that can restore its memory. Others restore only its files.
+    /// The class of the node that made it. Nodes that cannot wake this class restore only its files.
     class: String,
     manifest: Manifest,
     files: Vec<RemoteFile>,
@@ -241,19 +241,21 @@ impl RemoteSnapshots {
         self.0.objects.remove_all(keys).await.map_err(failed)
     }
 
-    /// Removes shared layers that no session refers to and that are older than a day. `pointers` are those of all
-    /// sessions of all nodes, read after `now_ms`. Only one node may sweep at a time.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the store does not list all pointers yet"))]
+    /// The shared layers that a pointer refers to.
+    pub(crate) fn common_layers(
+        pointer: &Value,
+    ) -> Result<impl Iterator<Item = String> + use<>, EngineError> {
+        let files = read(pointer).map_err(EngineError::KeepSnapshot)?.files;
+        Ok(files.into_iter().filter(RemoteFile::is_common).map(|file| file.key))
+    }
+
+    /// Removes shared layers that are not `used` and that are older than a day. `used` are those of all sessions of all
+    /// nodes, read after `now_ms`. Only one node may sweep at a time.
     pub(crate) async fn sweep_common(
         &self,
         now_ms: i64,
-        pointers: &[Value],
+        used: &HashSet<String>,
     ) -> Result<u64, EngineError> {
-        let mut used = std::collections::HashSet::new();
-        for pointer in pointers {
-            let files = read(pointer).map_err(EngineError::KeepSnapshot)?.files;
-            used.extend(files.into_iter().filter(RemoteFile::is_common).map(|file| file.key));
-        }
         let there = self.0.objects.list_all(COMMON).await.map_err(failed)?;
         let unused = there.into_iter().filter(|object| {
             object.put_ms < now_ms - COMMON_KEPT_MS && !used.contains(&object.key)

@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use availability::Availability;
 pub(crate) use sandbox_specs::next_warm;
 
-use crate::admission::{Admission, Quota, Reservation};
+use crate::admission::{Admission, Full, Quota, Reservation};
 use crate::artifacts::ArtifactStore;
 use crate::audit::{Audit, AuditEntry};
 use crate::config::{EngineConfig, NodeConfig};
@@ -159,6 +159,25 @@ impl EngineState {
             Some(_) => reservation.over_all_nodes(&self.store, quota).await,
             None => Ok(reservation),
         }
+    }
+
+    /// Reserves capacity for a hibernated session, see [`Admission::reserve_sleep`]. In a cluster, sleeping sessions of
+    /// all nodes count. Sessions that hibernate on several nodes at the same moment can exceed the limit.
+    pub(crate) async fn reserve_sleep(
+        &self,
+        tenant: &str,
+        asked: Option<Quota>,
+    ) -> Result<Reservation, EngineError> {
+        let reservation = self.admission.reserve_sleep(tenant, asked)?;
+        let limit = self.admission.sleep_limit(tenant).filter(|limit| *limit < u64::MAX);
+        if let (Some(limit), Some((cluster, _))) = (limit, self.cluster()) {
+            let used = cluster.sleeping_sessions(tenant, limit).await?;
+            if used >= limit {
+                let what = "sleeping sessions on all nodes";
+                return Err(Full { whose: "this tenant's", what, limit, used }.into());
+            }
+        }
+        Ok(reservation)
     }
 
     /// The records that the nodes of a cluster share; `None` on a single server.

@@ -20,8 +20,8 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     HeaderName::from_static("proxy-connection"),
 ];
 
-/// Removes hop-by-hop headers, and those that `Connection` names.
-pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
+/// Removes hop-by-hop headers, and those that `Connection` names except `Host` and `Content-Length`.
+pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
         .iter()

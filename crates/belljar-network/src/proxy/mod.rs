@@ -28,6 +28,7 @@ use tokio::task::JoinSet;
 
 #[cfg(test)]
 pub(crate) use connection::serve as serve_connection;
+pub use headers::remove_hop_by_hop;
 
 use crate::Policy;
 use crate::network::Network;

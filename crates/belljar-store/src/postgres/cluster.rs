@@ -12,8 +12,8 @@ use super::pool::{CALL, Connection, Failed, Pool, Side, Work};
 use super::sessions::{self, owned};
 use super::{Node, PostgresStore, from_json, signed, to_json, unsigned};
 use crate::{
-    BackendError, BackendFailure, Claim, ClusterRecords, NewNode, NodeLoad, NodeRow, NodeState,
-    QuotaLimit, Route, StoreError, TakenOver, VolumeName, lock_unpoisoned,
+    BackendError, BackendFailure, Claim, ClusterRecords, Expired, NewNode, NodeLoad, NodeRow,
+    NodeState, QuotaLimit, Route, StoreError, TakenOver, VolumeName, lock_unpoisoned,
 };
 
 /// Leases from this length on never end.
@@ -288,6 +288,91 @@ impl ClusterRecords for PostgresStore {
                                AND snapshot IS NOT NULL";
                     let found = connection.query_opt(sql, &[&id]).await?;
                     found.map(|row| from_json(row.try_get(0)?)).transpose()
+                })
+            })
+            .await
+    }
+
+    async fn snapshots(
+        &self,
+        after: &str,
+        limit: u32,
+    ) -> Result<Vec<(String, serde_json::Value)>, StoreError> {
+        let after = after.to_owned();
+        self.pool
+            .read(move |connection| -> Work<'_, Vec<(String, serde_json::Value)>> {
+                Box::pin(async move {
+                    let sql = "SELECT id, snapshot FROM sessions
+                         WHERE id > $1 AND snapshot IS NOT NULL
+                           AND phase NOT IN ('stopped', 'failed')
+                         ORDER BY id LIMIT $2";
+                    let rows = connection.query(sql, &[&after, &i64::from(limit)]).await?;
+                    let read = |row: &Row| Ok((row.try_get(0)?, from_json(row.try_get(1)?)?));
+                    rows.iter().map(read).collect()
+                })
+            })
+            .await
+    }
+
+    async fn expired_sessions(
+        &self,
+        before_ms: i64,
+        after: &Expired,
+        limit: u32,
+    ) -> Result<Vec<Expired>, StoreError> {
+        let (after, node) = (after.clone(), Arc::clone(&self.node));
+        self.pool
+            .read(move |connection| -> Work<'_, Vec<Expired>> {
+                Box::pin(async move {
+                    let sql = "SELECT unowned_until, id FROM sessions
+                         WHERE unowned_until < $1 AND (unowned_until, id) > ($2, $3)
+                           AND (pinned IS NULL OR pinned = $4)
+                         ORDER BY unowned_until, id LIMIT $5";
+                    let rows = connection
+                        .query(
+                            sql,
+                            &[
+                                &before_ms,
+                                &after.expires_ms,
+                                &after.id,
+                                &node.id,
+                                &i64::from(limit),
+                            ],
+                        )
+                        .await?;
+                    let read = |row: &Row| {
+                        Ok(Expired { expires_ms: row.try_get(0)?, id: row.try_get(1)? })
+                    };
+                    rows.iter().map(read).collect()
+                })
+            })
+            .await
+    }
+
+    async fn sleeping_sessions(&self, tenant: &str, most: u64) -> Result<u64, StoreError> {
+        let tenant = tenant.to_owned();
+        self.pool
+            .read(move |connection| -> Work<'_, u64> {
+                Box::pin(async move {
+                    let sql = "SELECT count(*) FROM (SELECT FROM sessions
+                             WHERE tenant = $1 AND phase = 'hibernated' LIMIT $2) AS found";
+                    let counted = connection.query_one(sql, &[&tenant, &signed(most)]).await?;
+                    Ok(unsigned(counted.try_get(0)?))
+                })
+            })
+            .await
+    }
+
+    async fn begin_task(&self, name: &str, every: Duration) -> Result<bool, StoreError> {
+        let name = name.to_owned();
+        self.pool
+            .write(Side::Safe, move |connection| -> Work<'_, bool> {
+                Box::pin(async move {
+                    let sql = "INSERT INTO tasks AS t (name, next)
+                         VALUES ($1, now() + $2::bigint * interval '1 millisecond')
+                         ON CONFLICT (name) DO UPDATE SET next = excluded.next
+                         WHERE t.next <= now()";
+                    Ok(connection.execute(sql, &[&name, &lease_ms(every)]).await? > 0)
                 })
             })
             .await

@@ -107,6 +107,7 @@ impl Failed {
         let failure = match self.code() {
             Some(code) if *code == SqlState::DISK_FULL => BackendFailure::Full,
             Some(code) if *code == SqlState::UNIQUE_VIOLATION => BackendFailure::Conflict,
+            _ if self.is_unavailable() => BackendFailure::Unavailable,
             _ => BackendFailure::Other,
         };
         let text = match self {

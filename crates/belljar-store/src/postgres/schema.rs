@@ -7,7 +7,7 @@ use crate::{StoreError, postgres::Work};
 const LOCK: i64 = 0x0062_656c_6c6a_6172;
 
 /// Step `n` migrates a database from version `n` to the next. A released step is never changed.
-const MIGRATIONS: [&str; 2] = [FIRST, SNAPSHOT_NUMBERS];
+const MIGRATIONS: [&str; 3] = [FIRST, SNAPSHOT_NUMBERS, UNOWNED_SESSIONS];
 
 /// Text is compared by its bytes, as in SQLite. JSON is stored as text, because Postgres refuses
 /// some strings in its JSON types.
@@ -234,6 +234,24 @@ const FIRST: &str = r#"
 /// The order of a session's snapshots: a late write does not replace a later one.
 const SNAPSHOT_NUMBERS: &str =
     "ALTER TABLE sessions ADD COLUMN snapshot_number BIGINT NOT NULL DEFAULT 0";
+
+/// The search for expired sessions, the number of sleeping ones, and tasks that one node does for
+/// all.
+const UNOWNED_SESSIONS: &str = r#"
+    -- When a session without an owner expires. A column of its own, because each execution changes
+    -- `expires_ms`, which would be slower with an index on it.
+    ALTER TABLE sessions ADD COLUMN unowned_until BIGINT GENERATED ALWAYS AS
+        (CASE WHEN owner IS NULL AND phase = 'hibernated' THEN expires_ms END) STORED;
+    CREATE INDEX sessions_by_expiry ON sessions (unowned_until, id)
+        WHERE unowned_until IS NOT NULL;
+    CREATE INDEX sessions_asleep ON sessions (tenant) WHERE phase = 'hibernated';
+
+    CREATE TABLE tasks (
+        name TEXT COLLATE "C" PRIMARY KEY,
+        -- When a node may begin it again.
+        next TIMESTAMPTZ NOT NULL
+    );
+"#;
 
 /// Creates or migrates the tables. A database of a newer version is not changed.
 pub(super) async fn migrate(pool: &Pool) -> Result<(), StoreError> {

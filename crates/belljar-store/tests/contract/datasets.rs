@@ -3,7 +3,8 @@
 use belljar_store::{DatasetRow, DatasetStatus, Digest};
 
 use crate::Backend;
-use crate::sessions::{put, session};
+use crate::rows::session;
+use crate::sessions::put;
 
 fn dataset(name: &str, status: DatasetStatus, updated_ms: i64) -> DatasetRow {
     DatasetRow {

@@ -4,7 +4,8 @@ use belljar_proto::exec::{Language, Status};
 use belljar_store::{ExecFilter, ExecRequest, ExecRow, FinishedExec, Store};
 
 use crate::Backend;
-use crate::sessions::{put, session};
+use crate::rows::session;
+use crate::sessions::put;
 
 pub(crate) fn exec(session: &str, id: &str, number: u64) -> ExecRow {
     ExecRow {

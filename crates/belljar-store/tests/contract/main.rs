@@ -8,6 +8,8 @@ mod datasets;
 mod execs;
 mod keys;
 mod records;
+#[path = "../rows/mod.rs"]
+mod rows;
 mod sessions;
 mod usage;
 mod volumes;

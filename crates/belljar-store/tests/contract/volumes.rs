@@ -7,7 +7,8 @@ use belljar_store::{
 };
 
 use crate::Backend;
-use crate::sessions::{put, session, spec};
+use crate::rows::{session, spec};
+use crate::sessions::put;
 
 const PLENTY: VolumeQuota = VolumeQuota { count: 10, bytes: 1000 };
 

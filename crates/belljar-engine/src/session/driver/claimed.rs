@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use belljar_proto::exec::Language;
+use belljar_sys::wake_class;
 
 use super::Driver;
 use crate::clock;
@@ -86,14 +87,10 @@ impl Driver {
         let publish = move |files: &SnapshotFiles| make_newest(files, manifest, fresh);
         let newest = self.snapshots().run(publish).await.map_err(EngineError::KeepSnapshot)?;
         self.drop_earlier(&newest).await;
-        let own = self.state.config.node.as_ref().map(|node| node.class.as_str());
-        if newest.layers.is_some() && pointer.class() != own {
-            let class = pointer.class().unwrap_or("unknown");
-            let reason = format!(
-                "could not be woken: its memory is from a node of class {class}, and this node is of class {}",
-                own.unwrap_or("unknown")
-            );
-            self.files_only = Some(reason);
+        let own = self.state.config.node.as_ref().map_or("", |node| node.class.as_str());
+        let wakes = wake_class::can_wake_on(pointer.class().unwrap_or_default(), own);
+        if let (Some(_), Err(why)) = (&newest.layers, wakes) {
+            self.files_only = Some(format!("could not be woken: {why}"));
         }
         self.hibernated_as = Some(newest.id);
         self.uploads.stored(newest.id, pointer);

@@ -31,9 +31,9 @@ impl Driver {
         force: bool,
         quota: Option<Quota>,
     ) -> Result<Vec<String>, (Option<SandboxLease>, EngineError)> {
-        let sleeping = match self.state.admission.reserve_sleep(&self.session.tenant, quota) {
+        let sleeping = match self.state.reserve_sleep(&self.session.tenant, quota).await {
             Ok(sleeping) => sleeping,
-            Err(full) => return Err((Some(sandbox), full.into())),
+            Err(error) => return Err((Some(sandbox), error)),
         };
         let sandbox = self.exclusive(sandbox).await?;
         let manifest = match self.store_hibernated(&sandbox, force).await {

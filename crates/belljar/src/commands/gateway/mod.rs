@@ -11,9 +11,9 @@ use belljar_engine::keys::KeyRing;
 use belljar_sys::privileges;
 use clap::Args;
 
-use super::server::{self, health, public, shared_store, stop};
-use crate::logging;
+use super::server::{self, health, public, stop};
 use crate::settings::Settings;
+use crate::{logging, records};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -53,7 +53,7 @@ pub(crate) fn gateway(settings: &Settings) -> Result<ExitCode> {
 
 async fn run(settings: &Settings) -> Result<()> {
     let tls = settings.cluster.tls(&Role::Gateway)?;
-    let store = shared_store::open(settings, "").await?;
+    let store = records::join_shared(records::shared_url(settings)?, "").await?;
     let keys = KeyRing::open(Arc::clone(&store)).await?;
     let listener = public::bind(&settings.server, &keys).await?;
     let config = GatewayConfig {

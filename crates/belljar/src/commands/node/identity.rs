@@ -46,12 +46,6 @@ fn own_address() -> Option<IpAddr> {
     towards("0.0.0.0", "192.0.2.1").or_else(|| towards("::", "2001:db8::1"))
 }
 
-/// Snapshots of this node can be restored on nodes of the same class: the same kind of processor and the same default
-/// image. That the libraries are the same is checked when a snapshot is restored.
-pub(super) fn class(image: &str) -> String {
-    format!("{}-{image}", belljar_sys::wake_class::wake_class())
-}
-
 /// What sandboxes of this node may reserve.
 pub(super) fn capacity(settings: &Settings) -> NodeLoad {
     let total = settings.server.total;

@@ -25,14 +25,15 @@ use belljar_engine::keys::KeyRing;
 use belljar_engine::store::{NewNode, NodeState, StateLock, Store};
 use belljar_engine::{Engine, NodeConfig, in_full};
 use belljar_sys::privileges;
+use belljar_sys::wake_class::NodeClass;
 use clap::Args;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::server::{self, Setup, health, shared_store, stop};
+use super::server::{self, Setup, health, stop};
 use crate::backend::Prepared;
-use crate::logging;
 use crate::settings::Settings;
+use crate::{logging, records};
 use sandboxes::NodeSandboxes;
 pub(crate) use watchdog::{LeaseWatchdogArgs, lease_watchdog};
 
@@ -74,7 +75,8 @@ pub(crate) fn node(settings: &Settings) -> Result<ExitCode> {
 async fn run(settings: &Settings, prepared: Prepared) -> Result<()> {
     let image = prepared.default_image(settings);
     let stop = stop::on_signals()?;
-    let Joined { node, store, listener, keeper, watchdog } = join(settings, &image).await?;
+    let Some(joined) = join(settings, &image, stop.subscribe()).await? else { return Ok(()) };
+    let Joined { node, store, listener, keeper, watchdog } = joined;
     let status = keeper.status();
     let runtime = prepared.launch(Some(store.owner())).await?;
     // The lease is kept from now on: the start of the engine may take longer than a lease.
@@ -82,7 +84,7 @@ async fn run(settings: &Settings, prepared: Prepared) -> Result<()> {
     let keeping = tokio::spawn(keeper.keep(Arc::clone(&sandboxes) as _));
     let setup = Setup {
         store: Arc::clone(&store),
-        catalog: Some(shared_store::catalog(settings).await?),
+        catalog: Some(records::open_shared_catalog(records::shared_url(settings)?).await?),
         keys: KeyRing::open(Arc::clone(&store)).await?,
         runtime,
         image,
@@ -135,23 +137,31 @@ struct Joined {
     watchdog: Option<Watchdog>,
 }
 
-async fn join(settings: &Settings, image: &str) -> Result<Joined> {
+/// `None` if the process got a signal to stop while it waited for the database.
+async fn join(
+    settings: &Settings,
+    image: &str,
+    mut stop: watch::Receiver<bool>,
+) -> Result<Option<Joined>> {
     let id = identity::node_id(settings)?;
     let tls = settings.cluster.tls(&Role::Node(id.clone()))?;
-    let store = shared_store::open(settings, &id).await?;
+    let store = tokio::select! {
+        store = records::join_shared(records::shared_url(settings)?, &id) => store?,
+        _ = stop.wait_for(|stop| *stop) => return Ok(None),
+    };
     let listen = settings.cluster.node_listen.to_string();
     let listener = Listener::tcp(&listen, Some(Tls::new(tls.server))).await;
     let listener = listener.context("BELLJAR_NODE_LISTEN")?;
     let node = NewNode {
         id,
         address: identity::address(settings, listener.local_addr())?,
-        class: identity::class(image),
+        class: NodeClass::here(image).to_string(),
         capacity: identity::capacity(settings),
     };
     let (lease, watchdog) = (settings.cluster.lease, watchdog::start(settings));
     let registering = Keeper::register(Arc::clone(&store), node.clone(), lease, watchdog.clone());
     let keeper = registering.await?;
-    Ok(Joined { node, store, listener, keeper, watchdog })
+    Ok(Some(Joined { node, store, listener, keeper, watchdog }))
 }
 
 /// Serves until `stop` becomes true, and then until `drain` has given the sessions away. Returns how many are left.
@@ -207,7 +217,8 @@ fn announce(listener: &Listener, node: &NewNode, app: &App, engine: &Engine) {
     logging::announce(&format!("belljar {version}: node {} listens on {url}", node.id));
     let enforced = server::enforced_limits(app);
     logging::announce(&format!("  {} backend; {enforced}", engine.runtime().backend()));
-    logging::announce(&format!("  gateways reach it at {}; class {}", node.address, node.class));
+    let class = node.class.parse().map_or_else(|_| node.class.clone(), |it: NodeClass| it.name());
+    logging::announce(&format!("  gateways reach it at {}; class {class}", node.address));
     let left = engine.live_sessions();
     if left > 0 {
         logging::announce(&format!("  taking over {left} session(s) of an earlier server"));

@@ -4,7 +4,6 @@
 mod config;
 pub(crate) mod health;
 pub(crate) mod public;
-pub(crate) mod shared_store;
 pub(crate) mod stop;
 
 use std::collections::BTreeMap;
