@@ -24,6 +24,7 @@ pub mod rules;
 pub mod run;
 pub mod session;
 mod session_directory;
+pub mod shared_secrets;
 pub mod shares;
 pub mod size;
 mod snapshots;

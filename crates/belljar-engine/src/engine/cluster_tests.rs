@@ -224,6 +224,7 @@ fn config(directory: &Path, node: &str) -> EngineConfig {
         },
         workspaces: Default::default(),
         artifact_store: ArtifactStoreConfig {
+            catalog_id: None,
             blobs_dir: below("blobs"),
             catalog: None,
             objects: None,
