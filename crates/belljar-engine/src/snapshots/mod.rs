@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) use capture::{CaptureRequest, capture};
 pub(crate) use files::{Manifest, SnapshotFiles};
 pub(crate) use pointer::{Resume, SnapshotPointer};
-pub(crate) use remote::RemoteSnapshots;
+pub(crate) use remote::{RemoteSnapshots, checkpoints_of};
 pub(crate) use revive::revive;
 pub(crate) use session_snapshots::{ForkSource, SessionSnapshots};
 
