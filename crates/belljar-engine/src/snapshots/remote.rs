@@ -13,6 +13,7 @@
 mod checkpoints;
 mod common_cache;
 mod hashes;
+mod read_back;
 #[cfg(test)]
 mod tests;
 

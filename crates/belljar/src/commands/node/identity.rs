@@ -48,7 +48,7 @@ fn own_address() -> Option<IpAddr> {
 
 /// Snapshots of this node can be restored on nodes of the same class: the same kind of processor and the same default
 /// image. That the libraries are the same is checked when a snapshot is restored.
-pub(super) fn class(image: &str) -> String {
+pub(crate) fn class(image: &str) -> String {
     format!("{}-{image}", belljar_sys::wake_class::wake_class())
 }
 

@@ -5,7 +5,7 @@
 //!                    └ watchdog: freezes the sandboxes when the lease ends
 //! ```
 
-mod identity;
+pub(super) mod identity;
 mod metrics;
 mod sandboxes;
 mod watchdog;
