@@ -5,6 +5,7 @@ mod deaths;
 mod faults;
 mod figures;
 mod history;
+mod migration;
 mod moves;
 mod outages;
 mod random;

@@ -2,6 +2,7 @@
 
 use belljar_testkit::cluster::Cluster;
 use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 use belljar_testkit::wait::eventually;
 use serde_json::json;
 
@@ -65,6 +66,39 @@ async fn memory_wakes_where_the_processor_has_all_features_and_else_only_files()
             assert!(reason.contains("this machine lacks telepathy"), "{result:#}");
         }
     }
+}
+
+#[tokio::test]
+async fn checkpoints_move_with_their_session() {
+    skip_without_cluster!();
+    let cluster = Cluster::with(2, 1).await;
+    let session = cluster.client(0).session_with(json!({"checkpoints": true})).await;
+    let mut execs = Vec::new();
+    for n in 1..=2 {
+        let code = format!("x = {n}; open('f', 'w').write('{n}')");
+        let result = answered(&session, json!({"code": code})).await;
+        assert_eq!(result["checkpoint"], true, "{result:#}");
+        execs.push(text(&result["exec_id"]).to_owned());
+    }
+    let first = cluster.owner(&session.id).expect("an owner");
+    cluster.nodes[first].terminate().await;
+    is_released(&cluster, &session).await;
+    let listed = session.client.get(&session.path("/checkpoints")).await.json(200);
+    let of = |index: usize| listed["checkpoints"][index]["exec_id"].clone();
+    assert_eq!([of(0), of(1)], [json!(execs[0]), json!(execs[1])], "{listed:#}");
+    let ask = json!({"exec_id": execs[0]});
+    session.client.post(&session.path("/restore"), ask).await.json(200);
+    let result = answered(&session, json!({"code": "print(x, open('f').read())"})).await;
+    assert_eq!(
+        (&result["stdout"], &result["kernel_state"]),
+        (&json!("1 1\n"), &json!("kept")),
+        "{result:#}"
+    );
+    assert_eq!(cluster.owner(&session.id), Some(1 - first));
+    // The one that was not fetched is still in S3.
+    let ask = json!({"exec_id": execs[1]});
+    session.client.post(&session.path("/restore"), ask).await.json(200);
+    assert_eq!(session.printed("print(x)").await, "2\n");
 }
 
 #[tokio::test]

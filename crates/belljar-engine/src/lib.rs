@@ -24,6 +24,7 @@ pub mod rules;
 pub mod run;
 pub mod session;
 mod session_directory;
+pub mod shared_secrets;
 pub mod shares;
 pub mod size;
 mod snapshots;
@@ -48,7 +49,7 @@ pub use engine::{
 pub use error::{EngineError, in_full};
 pub use principal::{DEFAULT_TENANT, Principal};
 pub use session_directory::DiskConfig;
-pub use snapshots::{RemoteSnapshotConfig, SnapshotConfig};
+pub use snapshots::{CopiedSnapshot, RemoteSnapshotConfig, SnapshotConfig, SnapshotCopier};
 
 /// Locks a mutex, also after a panic: no code here panics in the middle of a change.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

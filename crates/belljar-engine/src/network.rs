@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use belljar_network::{Connections, Serving, serve};
 pub use belljar_network::{
-    Dns, Injection, Network, NetworkError, Outcome, Policy, Secrets, Totals, Traffic, Visit,
-    VisitListener,
+    AuthoritySource, Dns, Injection, Network, NetworkError, Outcome, Policy, Secrets, Totals,
+    Traffic, Visit, VisitListener, new_authority,
 };
+use belljar_network::{Connections, Serving, serve};
 use belljar_runtime::link::Link;
 use belljar_runtime::{Relay, RelayStream};
 

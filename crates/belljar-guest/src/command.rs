@@ -19,6 +19,7 @@ use crate::Guest;
 use crate::execs::{Ending, Exec};
 use crate::output::Output;
 use crate::reaper::End;
+use crate::time_limit;
 
 pub(crate) const SIGINT: i32 = 2;
 pub(crate) const SIGKILL: i32 = 9;
@@ -103,7 +104,7 @@ impl Supervised {
         let (mut how, stopped_by) = tokio::select! {
             biased;
             how = &mut ended => (Some(how), None),
-            () = sleep(limit) => (None, Some(Status::Timeout)),
+            () = time_limit::elapsed(limit) => (None, Some(Status::Timeout)),
             _ = interrupt.wait_for(|asked| *asked) => (None, Some(Status::Interrupted)),
         };
         if stopped_by.is_some() {

@@ -36,6 +36,7 @@ mod reaper;
 mod relay;
 mod reply;
 mod terminal;
+mod time_limit;
 mod transport;
 mod watching;
 mod zygote;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -38,27 +38,42 @@ impl std::fmt::Debug for Authority {
     }
 }
 
-impl Authority {
-    /// Loads the authority from `path`, or creates it there; without a path, creates a temporary one.
-    pub(crate) fn open(path: Option<&Path>) -> io::Result<Authority> {
-        let Some(path) = path else { return Authority::create().map(|(authority, _)| authority) };
-        match fs::read_to_string(path) {
-            Ok(text) => Authority::load(&text),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let (authority, text) = Authority::create()?;
-                store(path, &text)?;
-                Ok(authority)
-            }
-            Err(error) => Err(error),
+/// Where a server has its authority.
+#[derive(Clone, Default)]
+pub enum AuthoritySource {
+    /// A new one, which no other process gets.
+    #[default]
+    Temporary,
+    /// This file. If it does not exist, it is made.
+    File(PathBuf),
+    /// Certificate and key in PEM, as [`new_authority`] makes them.
+    Pem(String),
+}
+
+impl std::fmt::Debug for AuthoritySource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            AuthoritySource::Temporary => f.write_str("Temporary"),
+            AuthoritySource::File(path) => f.debug_tuple("File").field(path).finish(),
+            AuthoritySource::Pem(_) => f.debug_tuple("Pem").finish_non_exhaustive(),
         }
     }
+}
 
-    /// A new authority, and its certificate and key in PEM.
-    fn create() -> io::Result<(Authority, String)> {
-        let key = KeyPair::generate().map_err(io::Error::other)?;
-        let certificate = own_params()?.self_signed(&key).map_err(io::Error::other)?.pem();
-        let text = format!("{certificate}{}", key.serialize_pem());
-        Ok((Authority::of(key, certificate)?, text))
+/// A new authority: its certificate and its key, in PEM.
+pub fn new_authority() -> io::Result<String> {
+    let key = KeyPair::generate().map_err(io::Error::other)?;
+    let certificate = own_params()?.self_signed(&key).map_err(io::Error::other)?.pem();
+    Ok(format!("{certificate}{}", key.serialize_pem()))
+}
+
+impl Authority {
+    pub(crate) fn open(source: &AuthoritySource) -> io::Result<Authority> {
+        match source {
+            AuthoritySource::Temporary => Authority::load(&new_authority()?),
+            AuthoritySource::File(path) => Authority::load(&load_or_create(path)?),
+            AuthoritySource::Pem(text) => Authority::load(text),
+        }
     }
 
     fn load(text: &str) -> io::Result<Authority> {
@@ -132,6 +147,17 @@ fn date(params: &mut CertificateParams) {
     params.not_after = date_time_ymd(year + YEARS, 1, 1);
 }
 
+fn load_or_create(path: &Path) -> io::Result<String> {
+    match fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let text = new_authority()?;
+            store(path, &text)?;
+            Ok(text)
+        }
+        text => text,
+    }
+}
+
 /// Only we may read the file: with the key, a program can impersonate every host to these sandboxes.
 fn store(path: &Path, text: &str) -> io::Result<()> {
     let fresh = path.with_extension(format!("{}.part", belljar_sys::process::random_name()));
@@ -172,17 +198,22 @@ mod tests {
     async fn it_is_stored_and_trusted_by_clients_that_have_its_certificate() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("authority.pem");
-        let first = Authority::open(Some(&path)).unwrap();
+        let first = Authority::open(&AuthoritySource::File(path.clone())).unwrap();
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        let again = Authority::open(Some(&path)).unwrap();
+        let again = Authority::open(&AuthoritySource::File(path.clone())).unwrap();
         assert_eq!(first.certificate().trim(), again.certificate().trim());
         assert!(connects(first.certificate(), &again, "api.test").await);
         assert!(!connects(first.certificate(), &again, "other.test").await);
-        let stranger = Authority::open(None).unwrap();
+        let stranger = Authority::open(&AuthoritySource::Temporary).unwrap();
         assert!(!connects(stranger.certificate(), &again, "api.test").await);
         assert!(!format!("{again:?}").contains("PRIVATE"));
+        // Another node with the same text is trusted too.
+        let text = AuthoritySource::Pem(fs::read_to_string(&path).unwrap());
+        let elsewhere = Authority::open(&text).unwrap();
+        assert!(connects(first.certificate(), &elsewhere, "api.test").await);
+        assert!(!format!("{text:?}").contains("PRIVATE"));
         fs::write(&path, "nonsense").unwrap();
-        assert!(Authority::open(Some(&path)).is_err());
+        assert!(Authority::open(&AuthoritySource::File(path.clone())).is_err());
     }
 }

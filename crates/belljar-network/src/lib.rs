@@ -33,6 +33,7 @@ pub mod setting;
 mod tests;
 mod traffic;
 
+pub use authority::{AuthoritySource, new_authority};
 pub use error::NetworkError;
 pub use network::Network;
 pub use outbound::{Dns, Resolver};

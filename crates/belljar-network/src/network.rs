@@ -1,7 +1,6 @@
 //! The network of one server: its ceiling, secrets and certificates, which all proxies share.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use tokio::sync::OnceCell;
 use tokio_rustls::TlsConnector;
 
-use crate::authority::Authority;
+use crate::authority::{Authority, AuthoritySource};
 use crate::outbound::{self, Dns};
 use crate::traffic::{Traffic, VisitListener};
 use crate::{NetworkError, Policy, Secrets};
@@ -22,8 +21,7 @@ pub struct Network {
     pub(crate) secrets: Arc<Secrets>,
     /// The most bytes that one sandbox may send and receive together.
     max_bytes: u64,
-    /// The file of the certificate authority.
-    authority_path: Option<PathBuf>,
+    authority_source: AuthoritySource,
     authority: OnceCell<Arc<Authority>>,
     /// The certificates that this machine trusts, for the proxy and, in PEM, for sandboxes.
     pub(crate) tls: OnceCell<TlsConnector>,
@@ -69,7 +67,7 @@ impl Default for Network {
             ceiling: None,
             secrets: Arc::default(),
             max_bytes: u64::MAX,
-            authority_path: None,
+            authority_source: AuthoritySource::default(),
             authority: OnceCell::new(),
             tls: OnceCell::new(),
             certificates: OnceCell::new(),
@@ -80,16 +78,15 @@ impl Default for Network {
 }
 
 impl Network {
-    /// Without `authority_path`, the certificate authority is a temporary one.
     #[must_use]
     pub fn new(
         ceiling: Option<Policy>,
         secrets: Arc<Secrets>,
         max_bytes: u64,
-        authority_path: Option<PathBuf>,
+        authority_source: AuthoritySource,
         dns: Arc<Dns>,
     ) -> Network {
-        Network { ceiling, secrets, max_bytes, authority_path, dns, ..Network::default() }
+        Network { ceiling, secrets, max_bytes, authority_source, dns, ..Network::default() }
     }
 
     /// Refuses a policy that exceeds the ceiling or injects a secret that is not for its host.
@@ -123,9 +120,8 @@ impl Network {
 
     pub(crate) async fn authority(&self) -> io::Result<&Arc<Authority>> {
         let open = async || {
-            let path = self.authority_path.clone();
-            let opened =
-                tokio::task::spawn_blocking(move || Authority::open(path.as_deref())).await;
+            let source = self.authority_source.clone();
+            let opened = tokio::task::spawn_blocking(move || Authority::open(&source)).await;
             opened.map_err(io::Error::other)?.map(Arc::new)
         };
         self.authority.get_or_try_init(open).await

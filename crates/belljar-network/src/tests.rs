@@ -18,7 +18,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
-use crate::authority::Authority;
+use crate::authority::{Authority, AuthoritySource};
 use crate::lock;
 use crate::network::Timeouts;
 use crate::proxy::Egress;
@@ -635,7 +635,7 @@ fn trusting(certificate: &str) -> TlsConnector {
 
 #[tokio::test]
 async fn a_secret_is_added_inside_of_tls_that_ends_at_the_proxy() {
-    let (world, asked) = (Authority::open(None).unwrap(), Arc::default());
+    let (world, asked) = (Authority::open(&AuthoritySource::Temporary).unwrap(), Arc::default());
     let port = site_with_tls(&world, Arc::clone(&asked)).await;
     let policy = format!(
         r#"{{"allow": ["site.test:{port}", "127.0.0.1:{port}"], "inject": [{{"tls": "terminate",
@@ -691,7 +691,8 @@ async fn a_secret_is_added_inside_of_tls_that_ends_at_the_proxy() {
     let refused = trusting(world.certificate()).connect(name, tunnel().await).await;
     assert!(refused.is_err());
     // A site with an untrusted certificate gets no secret.
-    let (stranger, received) = (Authority::open(None).unwrap(), Arc::default());
+    let (stranger, received) =
+        (Authority::open(&AuthoritySource::Temporary).unwrap(), Arc::default());
     let port = site_with_tls(&stranger, Arc::clone(&received)).await;
     let policy = policy_for(port);
     let proxy = with_secret(self::proxy(&policy), &format!("https://site.test:{port}"));

@@ -51,7 +51,10 @@ pub use execs::{
 };
 pub use keys::{KeyLimits, KeyRecords, KeyRow};
 pub use lock::StateLock;
-pub use migrate::{MigrateError, MigratedTable, MigrationSource, migrate};
+pub use migrate::{
+    MigrateError, MigratedSessions, MigratedTable, MigrationSource, SleepingSession,
+    StayingSessions, migrate,
+};
 pub use postgres::{BadDatabaseUrl, DatabaseUrl, PostgresCatalog, PostgresStore};
 pub use sessions::{Phase, SessionFilter, SessionRecords, SessionRow};
 pub use spec::{Checkpoints, Datasets, SessionSpec, Storage};

@@ -177,6 +177,64 @@ pub async fn migrate(
     Ok(owner)
 }
 
+/// A session of the source that sleeps, with its snapshot on the disk of the source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SleepingSession {
+    pub id: String,
+    /// Increases with each change of the owner.
+    pub epoch: i64,
+    /// The number of its last execution; 0 without one.
+    pub execs: u64,
+}
+
+/// Sessions that only the source can have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StayingSessions {
+    /// Their files or volumes are there.
+    pub pinned: u64,
+    /// They had a sandbox when the source was stopped.
+    pub awake: u64,
+    /// Their snapshots are there.
+    pub asleep: u64,
+}
+
+/// The sessions of a server whose records were copied.
+#[derive(Debug)]
+pub struct MigratedSessions {
+    target: Target,
+    owner: String,
+}
+
+impl MigratedSessions {
+    /// `owner` is the name of the server, see [`migrate`].
+    pub async fn open(url: &DatabaseUrl, owner: &str) -> Result<MigratedSessions, StoreError> {
+        Ok(MigratedSessions { target: Target::open(url).await?, owner: owner.to_owned() })
+    }
+
+    /// Sessions whose snapshots can be moved and were not moved yet.
+    pub async fn sleeping(&self) -> Result<Vec<SleepingSession>, StoreError> {
+        self.target.sleeping(&self.owner).await
+    }
+
+    /// Lets any node wake a session from `snapshot`, the pointer to its snapshot in S3. Returns false if the session
+    /// has changed since it was listed.
+    pub async fn release(
+        &self,
+        session: &SleepingSession,
+        snapshot: &serde_json::Value,
+    ) -> Result<bool, StoreError> {
+        self.target.release(&self.owner, session, snapshot).await
+    }
+
+    pub async fn staying(&self) -> Result<StayingSessions, StoreError> {
+        self.target.staying(&self.owner).await
+    }
+
+    pub async fn close(&self) {
+        self.target.close().await;
+    }
+}
+
 /// Creates missing files and migrates old ones, and returns the name of the server.
 async fn bring_up_to_date(source: &MigrationSource) -> Result<String, MigrateError> {
     let store = SqliteStore::open(&source.store)?;

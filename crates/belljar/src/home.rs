@@ -137,6 +137,18 @@ pub fn database(settings: &Settings) -> PathBuf {
     settings.state_dir.join("belljar.db")
 }
 
+/// The certificate authority that the sandboxes of this machine's server trust.
+#[must_use]
+pub fn network_authority(settings: &Settings) -> PathBuf {
+    settings.state_dir.join("network-authority.pem")
+}
+
+/// The key that signs the links of this machine's server.
+#[must_use]
+pub fn link_key(settings: &Settings) -> PathBuf {
+    settings.state_dir.join("links.key")
+}
+
 /// Starts the spawner. Must be called before any thread is started.
 pub fn prepare_runtime(settings: &Settings) -> Result<Prepared> {
     let default = native_image(settings);

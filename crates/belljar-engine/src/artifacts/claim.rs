@@ -15,7 +15,7 @@ use std::path::Path;
 
 use belljar_sys::file_lock::FileLock;
 
-use crate::objects::Objects;
+use crate::objects::{ObjectError, Objects};
 
 /// A file in the store with the path of the catalog, which people can read too. In S3, an object with its id.
 const OWNER: &str = "owner";
@@ -78,7 +78,10 @@ impl StoreClaim {
 }
 
 /// The id of the catalog in `database`: random, in a file beside it, made when it is missing.
-pub(super) fn catalog_id(database: &Path) -> io::Result<String> {
+pub(crate) fn catalog_id(database: &Path) -> io::Result<String> {
+    if let Some(parent) = database.parent() {
+        fs::create_dir_all(parent)?;
+    }
     let mut path = database.to_owned();
     path.as_mut_os_string().push(".id");
     match fs::read_to_string(&path) {
@@ -92,8 +95,22 @@ pub(super) fn catalog_id(database: &Path) -> io::Result<String> {
     Ok(id)
 }
 
+/// Why content in S3 cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    #[error(
+        "`{place}` has the content of another catalog of artifacts; set BELLJAR_BLOBS_URL to a prefix of its own. If \
+         the other catalog is gone, remove the object `{place}/owner`"
+    )]
+    Foreign { place: String },
+    #[error(transparent)]
+    Objects(#[from] ObjectError),
+    #[error("failed to read or write the id of the catalog of artifacts")]
+    Id(#[source] io::Error),
+}
+
 /// Makes sure that the content in S3 belongs to this catalog. Content without an owner becomes its own.
-pub(super) async fn claim_objects(objects: &Objects, catalog: &str) -> io::Result<()> {
+pub async fn claim_objects(objects: &Objects, catalog: &str) -> Result<(), ClaimError> {
     let owner = match objects.head(OWNER).await? {
         Some(owner) => objects.get_range(OWNER, 0..owner.size).await?,
         None => {
@@ -104,12 +121,7 @@ pub(super) async fn claim_objects(objects: &Objects, catalog: &str) -> io::Resul
     if owner.trim_ascii_end() == catalog.as_bytes() {
         return Ok(());
     }
-    let message = format!(
-        "`{place}` has the content of another catalog of artifacts; set BELLJAR_BLOBS_URL to a prefix of its own. If the \
-         other catalog is gone, remove the object `{place}/{OWNER}`",
-        place = objects.place()
-    );
-    Err(io::Error::other(message))
+    Err(ClaimError::Foreign { place: objects.place().to_owned() })
 }
 
 #[cfg(test)]

@@ -35,12 +35,15 @@ use belljar_runtime::paths;
 use serde::{Deserialize, Serialize};
 
 pub use blobs::{BlobReader, CopiedBlobs, ReadAt, copy_blobs};
+pub(crate) use claim::catalog_id;
+pub use claim::{ClaimError, claim_objects};
 pub use export::{Exported, Exports};
 pub(crate) use ingest::{ArtifactMemory, ArtifactOrigin, ArtifactPlace};
 pub use mime::is_active;
 pub use promote::{ArtifactLimits, promote};
 pub use store::{ArtifactLink, ArtifactStore, ArtifactStoreConfig};
 pub use tokens::Method;
+pub(crate) use tokens::read_key;
 pub use verify::{Lost, Verified, verify, verify_catalog};
 
 use crate::error::{EngineError, in_full};

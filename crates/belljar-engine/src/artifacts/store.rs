@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use tokio::runtime::Handle;
 
 use super::blobs::{BlobReader, Blobs, make_root};
-use super::claim::{self, CatalogClaim, StoreClaim};
+use super::claim::{self, CatalogClaim, ClaimError, StoreClaim};
 use super::ingest::{ArtifactPlace, own_directory};
 use super::links;
 use super::tokens::{Method, SigningKey};
@@ -35,6 +35,8 @@ pub struct ArtifactStoreConfig {
     pub database: PathBuf,
     /// The catalog; `None` means the SQLite file `database`.
     pub catalog: Option<Arc<dyn ArtifactCatalog>>,
+    /// The id of the catalog, which owns the content in S3; `None` means the one in the file beside `database`.
+    pub catalog_id: Option<String>,
     pub key_file: PathBuf,
     /// The directories of sessions on disk, and of runs.
     pub sessions_root: PathBuf,
@@ -118,12 +120,20 @@ impl ArtifactStore {
         })
     }
 
-    /// Fails if the content is in S3 and S3 cannot be reached or refuses access.
-    pub async fn check(&self) -> Result<(), EngineError> {
-        match &self.objects {
-            Some(objects) => objects.check().await.map_err(EngineError::from),
-            None => Ok(()),
-        }
+    /// Fails if the content is in S3, and S3 cannot be reached, refuses access, or has content of another catalog.
+    pub async fn check(&self) -> Result<(), ClaimError> {
+        let Some(objects) = &self.objects else { return Ok(()) };
+        objects.check().await?;
+        self.claim(objects).await
+    }
+
+    /// Content in S3 belongs to one catalog: a server with another one would remove all of it.
+    async fn claim(&self, objects: &Objects) -> Result<(), ClaimError> {
+        let id = match &self.config.catalog_id {
+            Some(id) => id.clone(),
+            None => claim::catalog_id(&self.config.database).map_err(ClaimError::Id)?,
+        };
+        claim::claim_objects(objects, &id).await
     }
 
     /// `s3://bucket/prefix`, if the content is in S3.
@@ -290,16 +300,14 @@ impl ArtifactStore {
 }
 
 impl ArtifactStore {
-    /// Whether this server may sweep now. Content in S3 belongs to one catalog: a server with another catalog would
-    /// remove all of it.
+    /// Whether this server may sweep now.
     ///
     /// If several servers share the catalog, only one of them may sweep at a time; a lock of the database for that
     /// belongs here.
     async fn may_sweep(&self) -> Result<bool, EngineError> {
         let Some(objects) = &self.objects else { return Ok(true) };
-        let catalog = claim::catalog_id(&self.config.database);
-        let catalog = catalog.map_err(EngineError::KeepArtifacts)?;
-        claim::claim_objects(objects, &catalog).await.map_err(EngineError::KeepArtifacts)?;
+        let claimed = self.claim(objects).await;
+        claimed.map_err(|error| EngineError::KeepArtifacts(io::Error::other(error)))?;
         Ok(true)
     }
 }

@@ -54,9 +54,9 @@ impl SigningKey {
         })
     }
 
-    /// The key that belongs to a secret of any length.
+    /// The key of a secret: the secret itself if it is a key, else its hash.
     pub(super) fn of_secret(secret: &[u8]) -> SigningKey {
-        SigningKey(Sha256::digest(secret).into())
+        SigningKey(secret.try_into().unwrap_or_else(|_| Sha256::digest(secret).into()))
     }
 
     fn load(path: &Path) -> io::Result<SigningKey> {
@@ -136,6 +136,15 @@ fn decode(token: &str) -> Option<(u64, [u8; MAC_BYTES])> {
     let bytes = URL_SAFE_NO_PAD.decode(token).ok()?;
     let (expiry, mac) = bytes.split_first_chunk::<EXPIRY_BYTES>()?;
     Some((u64::from_be_bytes(*expiry), mac.try_into().ok()?))
+}
+
+/// The key in a file; `None` if there is no such file.
+pub(crate) fn read_key(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    match SigningKey::load(path) {
+        Ok(key) => Ok(Some(key.0.to_vec())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Writes a new key to another file and links it at `path`, unless another process was faster.

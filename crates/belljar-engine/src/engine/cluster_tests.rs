@@ -236,6 +236,7 @@ fn config(directory: &Path, node: &str, objects: ObjectsConfig) -> EngineConfig 
         },
         workspaces: Default::default(),
         artifact_store: ArtifactStoreConfig {
+            catalog_id: None,
             blobs_dir: below("blobs"),
             catalog: None,
             objects: None,

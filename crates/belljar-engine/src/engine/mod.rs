@@ -73,15 +73,13 @@ use crate::principal::Principal;
 use crate::rules::Phase;
 use crate::session::Session;
 use crate::session_directory::SessionDirectory;
+use crate::shared_secrets;
 use crate::state::{self, EngineState};
 use crate::store::{NodeLoad, Store};
 use registry::Registry;
 
 /// A disk with fewer free bytes than this counts as full: there is room for little more than a page of the database.
 const LEAST_ROOM: u64 = 256 * 1024;
-
-/// The name of the secret that signs links to artifacts.
-const LINK_SECRET: &str = "artifact-links";
 
 /// The sessions of this server.
 #[derive(Debug)]
@@ -99,12 +97,19 @@ impl Engine {
     /// Starts the engine and takes over the sessions of an earlier server. They are listed at once, in phase
     /// `creating`, and become ready when their sandboxes are found.
     pub async fn start(
-        config: EngineConfig,
+        mut config: EngineConfig,
         store: Arc<dyn Store>,
         runtime: Arc<dyn Runtime>,
         audit: Audit,
     ) -> Result<Arc<Engine>, EngineError> {
         let secret = link_secret(&config, &*store).await?;
+        if let Some(cluster) = store.cluster()
+            && config.artifact_store.objects.is_some()
+        {
+            let database = &config.artifact_store.database;
+            let id = shared_secrets::catalog_id(cluster, database).await?;
+            config.artifact_store.catalog_id = Some(id);
+        }
         let state = EngineState::new(config, store, runtime, audit.clone(), secret)?;
         let state = Arc::new(state);
         let registry = Arc::new(Registry::new(Arc::clone(&state)));
@@ -269,6 +274,5 @@ async fn link_secret(
     store: &dyn Store,
 ) -> Result<Option<Vec<u8>>, EngineError> {
     let Some(cluster) = store.cluster().filter(|_| config.node.is_some()) else { return Ok(None) };
-    let fresh = belljar_sys::process::random_bytes::<32>().to_vec();
-    Ok(Some(cluster.shared_secret(LINK_SECRET, fresh).await?))
+    shared_secrets::link_key(cluster, &config.artifact_store.key_file).await.map(Some)
 }

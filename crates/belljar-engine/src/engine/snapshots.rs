@@ -12,7 +12,7 @@ use crate::audit::AuditEntry;
 use crate::error::{EngineError, in_full};
 use crate::rules::Phase;
 use crate::session::{Origin, Session};
-use crate::snapshots::ForkSource;
+use crate::snapshots::{ForkSource, Manifest, checkpoints_of};
 use crate::spec::{SessionSpec, Storage};
 use crate::store::Durability;
 
@@ -108,8 +108,17 @@ impl Engine {
         id: &str,
     ) -> Result<Vec<Checkpoint>, EngineError> {
         let row = self.row(who, id).await?;
-        // Checkpoints are on the node that took them.
-        let snapshots = self.state.snapshot_store.of_session(&row.id).list().await;
+        let mut snapshots = self.state.snapshot_store.of_session(&row.id).current().await;
+        if let Some((cluster, _)) = self.state.cluster()
+            && let Some(pointer) = cluster.snapshot_of(&row.id).await?
+        {
+            // Those that other nodes took.
+            let others = checkpoints_of(&pointer).into_iter();
+            let others: Vec<Manifest> =
+                others.filter(|other| !snapshots.iter().any(|own| own.id == other.id)).collect();
+            snapshots.extend(others);
+            snapshots.sort_by_key(|snapshot| snapshot.id);
+        }
         let checkpoints = snapshots.into_iter().filter_map(|snapshot| {
             let (made_ms, bytes) = (snapshot.made_ms, snapshot.bytes);
             Some(Checkpoint { exec_id: snapshot.exec?, made_ms, bytes })

@@ -135,6 +135,11 @@ impl SnapshotFiles {
         self.forget(&ids.filter(is_other).collect::<Vec<u64>>())
     }
 
+    /// Makes a checkpoint visible whose files are in place. It need not survive a power cut.
+    pub(super) fn add_checkpoint(&self, manifest: &Manifest) -> io::Result<()> {
+        self.write(manifest, false)
+    }
+
     pub(super) fn begin(&self, id: u64) -> io::Result<Draft> {
         make_directory(&self.directory)?;
         Ok(Draft { files: self.clone(), id, finished: false })

@@ -18,6 +18,7 @@
 
 mod cached;
 mod capture;
+mod copy;
 mod disk_usage;
 mod files;
 mod pointer;
@@ -31,9 +32,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) use capture::{CaptureRequest, capture};
+pub use copy::{CopiedSnapshot, SnapshotCopier};
 pub(crate) use files::{Manifest, SnapshotFiles};
 pub(crate) use pointer::{Resume, SnapshotPointer};
-pub(crate) use remote::RemoteSnapshots;
+pub(crate) use remote::{RemoteSnapshots, checkpoints_of};
 pub(crate) use revive::revive;
 pub(crate) use session_snapshots::{ForkSource, SessionSnapshots};
 

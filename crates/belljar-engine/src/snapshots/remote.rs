@@ -10,8 +10,10 @@
 //! that lost the session cannot change what the row points to. A later upload refers to objects of an earlier one if
 //! the session still has the same files.
 
+mod checkpoints;
 mod common_cache;
 mod hashes;
+mod read_back;
 #[cfg(test)]
 mod tests;
 
@@ -34,6 +36,8 @@ use crate::clock;
 use crate::error::EngineError;
 use crate::objects::{ObjectError, Objects};
 use crate::store::Digest;
+use checkpoints::RemoteCheckpoint;
+pub(crate) use checkpoints::checkpoints_of;
 use common_cache::CommonCache;
 pub(super) use common_cache::remove_parts;
 use hashes::Hashes;
@@ -87,7 +91,10 @@ struct Pointer {
     /// The class of the node that made it. Nodes that cannot wake this class restore only its files.
     class: String,
     manifest: Manifest,
+    /// Of the snapshot and of all checkpoints.
     files: Vec<RemoteFile>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    checkpoints: Vec<RemoteCheckpoint>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,6 +194,7 @@ impl RemoteSnapshots {
             class: self.0.class.clone(),
             manifest: manifest.clone(),
             files,
+            checkpoints: Vec::new(),
         };
         serde_json::to_value(pointer).map_err(|error| EngineError::KeepSnapshot(error.into()))
     }
@@ -200,7 +208,12 @@ impl RemoteSnapshots {
     ) -> Result<Manifest, EngineError> {
         let pointer = read(pointer).map_err(EngineError::KeepSnapshot)?;
         into.run(SnapshotFiles::make).await.map_err(EngineError::KeepSnapshot)?;
-        let fetching = pointer.files.clone().into_iter().map(|file| self.receive(file, into));
+        let is_part = |file: &&RemoteFile| {
+            pointer.manifest.parts().any(|part| part == (file.id, file.kind.name()))
+        };
+        // Checkpoints are fetched when they are needed.
+        let parts = pointer.files.iter().filter(is_part).cloned();
+        let fetching = parts.map(|file| self.receive(file, into));
         let fetching = futures_util::stream::iter(fetching).buffer_unordered(FILES_AT_ONCE);
         // Not cancelled at the first error, so that the next call finds the others.
         let fetched: Vec<io::Result<()>> = fetching.collect().await;
@@ -407,7 +420,7 @@ fn replace_by_link(from: &std::path::Path, to: &std::path::Path) -> io::Result<(
     std::fs::hard_link(from, to)
 }
 
-/// Reads a pointer. It must name each file of its manifest, and no others.
+/// Reads a pointer. It must name each file of its manifest.
 fn read(pointer: &Value) -> io::Result<Pointer> {
     let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
     let pointer = Pointer::deserialize(pointer).map_err(|error| {

@@ -32,6 +32,13 @@ impl SessionSnapshots {
         self.run(|files| Ok(files.list())).await.unwrap_or_default()
     }
 
+    /// All snapshots, the oldest first; none if they may be old because another node had the session since.
+    pub(crate) async fn current(&self) -> Vec<Manifest> {
+        let list =
+            |files: &SnapshotFiles| Ok(if files.is_cache() { Vec::new() } else { files.list() });
+        self.run(list).await.unwrap_or_default()
+    }
+
     /// The last snapshot that is not a checkpoint.
     pub(crate) async fn last(&self) -> Option<Manifest> {
         self.run(|files| Ok(files.last())).await.ok().flatten()

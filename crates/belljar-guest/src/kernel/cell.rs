@@ -22,6 +22,7 @@ use crate::command::SIGINT;
 use crate::dialect::CellRequest;
 use crate::execs::{Ending, Exec};
 use crate::reaper::End;
+use crate::time_limit;
 
 /// A cell that is ready to be run.
 #[derive(Debug)]
@@ -127,7 +128,7 @@ impl Kernel {
             biased;
             done = &mut done => return (None, Ok(done)),
             reason = self.died() => return (None, Err(reason)),
-            () = sleep(limit) => Status::Timeout,
+            () = time_limit::elapsed(limit) => Status::Timeout,
             _ = interrupt.wait_for(|asked| *asked) => Status::Interrupted,
         };
         let how = tokio::select! {

@@ -3,12 +3,13 @@
 use std::error::Error;
 
 use bytes::BytesMut;
+use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 
 use super::pool::{Connection, Failed, Pool, Side, Work};
 use super::sessions::{is_pinned, storage_name};
-use super::{DatabaseUrl, schema, signed, unsigned};
-use crate::migrate::{RowHash, Table, Value};
+use super::{DatabaseUrl, schema, signed, to_json, unsigned};
+use crate::migrate::{RowHash, SleepingSession, StayingSessions, Table, Value};
 use crate::{Digest, SessionSpec, StoreError};
 
 /// Rows that are read at once to compute a hash.
@@ -95,6 +96,79 @@ impl Target {
                         .parse()
                         .map_err(|_| Failed::Value(format!("`{hash}` is not a hash")))?;
                     Ok(Some((unsigned(row.try_get(0)?), hash)))
+                })
+            })
+            .await
+    }
+
+    /// Sessions that sleep with the snapshot on the disk of the source, and that another node may have.
+    pub(crate) async fn sleeping(&self, source: &str) -> Result<Vec<SleepingSession>, StoreError> {
+        let source = source.to_owned();
+        self.pool
+            .read_long(move |connection| -> Work<'_, Vec<SleepingSession>> {
+                Box::pin(async move {
+                    let sql = "SELECT id, epoch,
+                             (SELECT coalesce(max(number), 0) FROM execs WHERE session = s.id)
+                         FROM sessions s
+                         WHERE owner = $1 AND phase = 'hibernated' AND handle IS NULL
+                           AND pinned IS NULL AND snapshot IS NULL
+                         ORDER BY id";
+                    let rows = connection.query(sql, &[&source]).await?;
+                    let session = |row: &Row| -> Result<SleepingSession, Failed> {
+                        Ok(SleepingSession {
+                            id: row.try_get(0)?,
+                            epoch: row.try_get(1)?,
+                            execs: unsigned(row.try_get(2)?),
+                        })
+                    };
+                    rows.iter().map(session).collect()
+                })
+            })
+            .await
+    }
+
+    /// Lets any node wake a sleeping session from `snapshot`. Returns false if the session has changed since it was
+    /// listed.
+    pub(crate) async fn release(
+        &self,
+        source: &str,
+        session: &SleepingSession,
+        snapshot: &serde_json::Value,
+    ) -> Result<bool, StoreError> {
+        let (source, session, snapshot) = (source.to_owned(), session.clone(), snapshot.clone());
+        self.pool
+            .write(Side::Safe, move |connection| -> Work<'_, bool> {
+                Box::pin(async move {
+                    let sql = "UPDATE sessions SET owner = NULL, epoch = epoch + 1, snapshot = $4,
+                             snapshot_number = 1
+                         WHERE id = $1 AND owner = $2 AND epoch = $3 AND phase = 'hibernated'
+                           AND handle IS NULL AND pinned IS NULL AND snapshot IS NULL";
+                    let snapshot = to_json(&snapshot)?;
+                    let changed = connection
+                        .execute(sql, &[&session.id, &source, &session.epoch, &snapshot])
+                        .await?;
+                    Ok(changed > 0)
+                })
+            })
+            .await
+    }
+
+    /// Sessions that only the source can have: those that are pinned to it, and all others.
+    pub(crate) async fn staying(&self, source: &str) -> Result<StayingSessions, StoreError> {
+        let source = source.to_owned();
+        self.pool
+            .read(move |connection| -> Work<'_, StayingSessions> {
+                Box::pin(async move {
+                    let sql = "SELECT count(*) FILTER (WHERE pinned IS NOT NULL),
+                             count(*) FILTER (WHERE pinned IS NULL AND phase <> 'hibernated'),
+                             count(*) FILTER (WHERE pinned IS NULL AND phase = 'hibernated')
+                         FROM sessions WHERE owner = $1 AND phase NOT IN ('stopped', 'failed')";
+                    let row = connection.query_one(sql, &[&source]).await?;
+                    Ok(StayingSessions {
+                        pinned: unsigned(row.try_get(0)?),
+                        awake: unsigned(row.try_get(1)?),
+                        asleep: unsigned(row.try_get(2)?),
+                    })
                 })
             })
             .await

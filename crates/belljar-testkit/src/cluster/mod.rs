@@ -23,7 +23,7 @@ use self::network::Network;
 use self::postgres::Postgres;
 use self::proxy::Proxy;
 use crate::client::{Client, Target};
-use crate::s3::S3Server;
+use crate::s3::{Fault, S3Server};
 use crate::values::text;
 use crate::wait::eventually;
 
@@ -84,7 +84,7 @@ pub struct Cluster {
     pub postgres: Postgres,
     /// An API key of the default tenant.
     pub key: String,
-    _objects: S3Server,
+    objects: S3Server,
     directory: TempDir,
     network: Network,
     env: Vec<(String, String)>,
@@ -111,7 +111,7 @@ impl Cluster {
             s3,
             postgres,
             key: String::new(),
-            _objects: objects,
+            objects,
             directory,
             network,
             env,
@@ -119,8 +119,11 @@ impl Cluster {
         for _ in 0..plan.nodes {
             cluster.add_node().await;
         }
-        cluster.has_ready_nodes(plan.nodes).await;
-        cluster.key = cluster.make_key(&["--name", "test"]);
+        // Without nodes the database stays empty, for a migration.
+        if plan.nodes > 0 {
+            cluster.has_ready_nodes(plan.nodes).await;
+            cluster.key = cluster.make_key(&["--name", "test"]);
+        }
         for _ in 0..plan.gateways {
             cluster.add_gateway().await;
         }
@@ -185,6 +188,21 @@ impl Cluster {
         let own = env.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
         let env: Vec<_> = self.env.iter().cloned().chain(own).collect();
         Arc::new(Member::new(command, machine, &env, logs))
+    }
+
+    /// The settings of nodes and gateways: where Postgres and S3 are, and the certificates.
+    pub fn env(&self) -> &[(String, String)] {
+        &self.env
+    }
+
+    /// The next `times` requests to S3 with this method get this fault.
+    pub fn fail_s3(&self, method: &'static str, fault: Fault, times: usize) {
+        self.objects.fail_method(method, fault, times);
+    }
+
+    /// The file with the content of an object in S3.
+    pub fn object(&self, key: &str) -> PathBuf {
+        self.objects.file(key)
     }
 
     /// The test's own address, at which nodes find S3.

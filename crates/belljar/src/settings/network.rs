@@ -1,11 +1,10 @@
 //! Settings of the network of sandboxes.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use belljar_engine::Dns;
-use belljar_engine::network::{Network, Policy, Secrets};
+use belljar_engine::network::{AuthoritySource, Network, Policy, Secrets};
 
 use super::openai::OpenAi;
 use super::parse;
@@ -43,9 +42,13 @@ impl NetworkSettings {
         Ok(NetworkSettings { default, most, is_most_given, bytes, secrets, dns })
     }
 
-    /// The network of a server's sandboxes, with the certificate authority at this path. Sessions may request `model`,
-    /// unless the operator forbids it.
-    pub fn of_server(&self, authority: PathBuf, model: Option<&OpenAi>) -> Result<Arc<Network>> {
+    /// The network of a server's sandboxes, with this certificate authority. Sessions may request `model`, unless the
+    /// operator forbids it.
+    pub fn of_server(
+        &self,
+        authority: AuthoritySource,
+        model: Option<&OpenAi>,
+    ) -> Result<Arc<Network>> {
         let (mut most, mut secrets) = (self.most.clone(), self.secrets()?);
         if let Some(model) = model {
             secrets = Arc::new(model.secrets.clone().overridden_by(&secrets));
@@ -55,7 +58,7 @@ impl NetworkSettings {
             }
         }
         let dns = Arc::clone(&self.dns);
-        let network = Network::new(Some(most), secrets, self.bytes, Some(authority), dns);
+        let network = Network::new(Some(most), secrets, self.bytes, authority, dns);
         if let Err(why) = network.check(&self.default) {
             bail!("BELLJAR_NETWORK: {why}");
         }
@@ -66,7 +69,13 @@ impl NetworkSettings {
     /// does.
     pub fn of_run(&self) -> Result<Arc<Network>> {
         let dns = Arc::clone(&self.dns);
-        Ok(Arc::new(Network::new(None, self.secrets()?, self.bytes, None, dns)))
+        Ok(Arc::new(Network::new(
+            None,
+            self.secrets()?,
+            self.bytes,
+            AuthoritySource::Temporary,
+            dns,
+        )))
     }
 
     fn secrets(&self) -> Result<Arc<Secrets>> {
@@ -81,7 +90,7 @@ mod tests {
     use super::*;
 
     fn server(pairs: &[(&str, &str)]) -> Result<Arc<Network>> {
-        with(pairs)?.network.of_server("/x/authority.pem".into(), None)
+        with(pairs)?.network.of_server(AuthoritySource::Temporary, None)
     }
 
     #[test]

@@ -37,6 +37,7 @@ mod ending;
 mod idle;
 mod inherit;
 mod lane;
+mod moved_checkpoints;
 mod quiescent;
 mod release;
 mod serve;

@@ -191,7 +191,10 @@ impl Driver {
     }
 
     pub(super) async fn checkpoint(&self, exec: &str) -> Result<Manifest, EngineError> {
-        let found = self.snapshots().checkpoint(exec).await;
+        let found = match self.snapshots().checkpoint(exec).await {
+            Some(found) => Some(found),
+            None => self.fetch_checkpoint(exec).await?,
+        };
         found.ok_or_else(|| EngineError::NoCheckpoint(exec.to_owned()))
     }
 

@@ -16,8 +16,10 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::Driver;
+use super::moved_checkpoints::add_checkpoints;
 use crate::error::{EngineError, in_full};
 use crate::snapshots::{Manifest, Resume, SnapshotPointer};
+use crate::spec::Checkpoints;
 use crate::state::EngineState;
 
 /// The pause after a failed upload; it doubles up to the longest.
@@ -127,8 +129,10 @@ impl Driver {
         // Also an upload that fails or is cancelled uses up its number.
         let number = self.uploads.number.map(|last| last + 1);
         self.uploads.number = number;
+        let checkpoints = self.session.spec.checkpoints;
         self.uploads.running.spawn(async move {
-            let pointer = upload(&state, &session, number, &manifest, &resume).await;
+            let uploading = upload(&state, &session, number, checkpoints, &manifest, &resume);
+            let pointer = uploading.await;
             Uploaded { manifest, resume, pointer }
         });
     }
@@ -180,6 +184,7 @@ async fn upload(
     state: &EngineState,
     session: &str,
     number: Option<i64>,
+    checkpoints: Option<Checkpoints>,
     manifest: &Manifest,
     resume: &Resume,
 ) -> Result<SnapshotPointer, EngineError> {
@@ -196,6 +201,7 @@ async fn upload(
     };
     let snapshots = state.snapshot_store.of_session(session);
     let uploaded = remote.upload(session, number, &snapshots, manifest).await?;
+    let uploaded = add_checkpoints(state, session, checkpoints, uploaded).await?;
     let pointer = SnapshotPointer::new(uploaded, resume);
     cluster.set_snapshot(session, number, pointer.value().clone()).await?;
     if let Err(error) = remote.prune(pointer.value()).await {

@@ -46,6 +46,15 @@ impl CommonCache {
         Ok(path)
     }
 
+    /// A path for a file that is soon removed.
+    pub(super) async fn part(&self) -> io::Result<PathBuf> {
+        let directory = self.directory.clone();
+        blocking(move || make_directory(&directory)).await?;
+        // Files with an extension do not belong to the cache, see `remove_parts`.
+        let name = format!("read-back.{}", belljar_sys::process::random_name());
+        Ok(self.directory.join(name))
+    }
+
     fn turn(&self, digest: Digest) -> Arc<tokio::sync::Mutex<()>> {
         let mut fetching = crate::lock(&self.fetching);
         fetching.retain(|_, turn| turn.strong_count() > 0);

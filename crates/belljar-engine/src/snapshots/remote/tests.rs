@@ -7,6 +7,7 @@ use super::super::files::create;
 use super::super::{RemoteSnapshotConfig, SnapshotConfig, SnapshotStore};
 use super::*;
 use crate::objects::ObjectsConfig;
+use crate::spec::Checkpoints;
 use std::io::Write;
 
 /// The bit of layers that sessions share, see `belljar_runtime::common_layer`.
@@ -304,4 +305,51 @@ fn ids_of_two_nodes_differ_and_grow() {
     let (one, other) = (ids(node("one")), ids(node("other")));
     assert!(one.is_sorted_by(|a, b| a < b) && *one.last().unwrap() < COMMON_BIT);
     assert!(one.iter().all(|id| !other.contains(id)));
+}
+
+/// Gives a session a checkpoint of this execution.
+fn take_checkpoint(node: &SnapshotStore, session: &str, exec: &str) -> Manifest {
+    let manifest = take(node, session, &[]);
+    let manifest = Manifest { exec: Some(exec.to_owned()), ..manifest };
+    node.files_of(session).add_checkpoint(&manifest).unwrap();
+    manifest
+}
+
+#[tokio::test]
+async fn checkpoints_move_with_their_session() {
+    const BOUNDS: Checkpoints = Checkpoints { max: 2, max_bytes: u64::MAX };
+    let fixture = Fixture::new();
+    let (one, two) = (fixture.node("one"), fixture.node("two"));
+    let first = take_checkpoint(&one, "ses_1", "a");
+    let second = take_checkpoint(&one, "ses_1", "b");
+    let manifest = take(&one, "ses_1", &[second.id]);
+    let (here, there) = (one.of_session("ses_1"), two.of_session("ses_1"));
+    let (sender, receiver) = (one.remote().unwrap(), two.remote().unwrap());
+    let sent = sender.upload("ses_1", 1, &here, &manifest).await.unwrap();
+    let sent = sender.add_checkpoints(&sent, None, &here, BOUNDS).await.unwrap();
+    assert_eq!(checkpoints_of(&sent), [first.clone(), second.clone()]);
+    sender.prune(&sent).await.unwrap();
+
+    // Only the snapshot is fetched, and a checkpoint when it is asked for.
+    receiver.fetch(&sent, &there).await.unwrap();
+    assert_eq!(there.list().await, [manifest]);
+    assert_eq!(receiver.fetch_checkpoint(&sent, "x", &there).await.unwrap(), None);
+    let fetched = receiver.fetch_checkpoint(&sent, "a", &there).await.unwrap();
+    assert_eq!(fetched, Some(first.clone()));
+    assert!(there.kernel(&first).await.unwrap().is_some());
+
+    // The other node goes on: checkpoints that it did not fetch stay, within bounds, and are not sent again.
+    let third = take_checkpoint(&two, "ses_1", "c");
+    let later = take(&two, "ses_1", &[]);
+    fixture.server.requests();
+    let again = receiver.upload("ses_1", 2, &there, &later).await.unwrap();
+    let again = receiver.add_checkpoints(&again, Some(&sent), &there, BOUNDS).await.unwrap();
+    assert_eq!(fixture.put_requests().len(), 6, "the files of two snapshots");
+    assert_eq!(checkpoints_of(&again), [second.clone(), third]);
+    receiver.prune(&again).await.unwrap();
+    let fetched = sender.fetch_checkpoint(&again, "c", &here).await.unwrap();
+    assert!(fetched.is_some_and(|fetched| fetched.layers.is_some()));
+    let back = fixture.node("three").of_session("ses_1");
+    assert_eq!(sender.fetch_checkpoint(&again, "b", &back).await.unwrap(), Some(second));
+    assert_eq!(sender.fetch_checkpoint(&again, "a", &back).await.unwrap(), None);
 }

@@ -1,4 +1,4 @@
-//! `belljar migrate`: moves the records of this machine's server from SQLite files to Postgres.
+//! `belljar migrate`: moves the records of this machine's server from SQLite files to Postgres, and their content to S3.
 
 mod content;
 
@@ -20,8 +20,10 @@ const PACE: Duration = Duration::from_secs(1);
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Copies sessions, executions, datasets, volumes, keys, usage and the list of artifacts, and compares
-counts and hashes of each table. It can be interrupted and started again at any point. Stop the server
-first. Then start it with BELLJAR_DATABASE_URL. The SQLite files are kept and no longer used.")]
+counts and hashes of each table. With BELLJAR_BLOBS_URL it also copies the content of artifacts and the
+snapshots of sleeping sessions to S3, and compares their hashes there; then any node can wake these
+sessions. It can be interrupted and started again at any point. Stop the server first. Then start it
+with BELLJAR_DATABASE_URL. The SQLite files and the directories are kept.")]
 pub(crate) struct MigrateArgs {
     /// The database, which must be empty; without it, BELLJAR_DATABASE_URL is used
     #[arg(long, value_name = "POSTGRES_URL")]
@@ -43,9 +45,10 @@ pub(crate) fn migrate(args: &MigrateArgs, settings: &Settings) -> Result<ExitCod
     };
     let mut report = Report { done: Vec::new(), said: Instant::now() };
     let owner = state_db::block_on(async {
-        Ok(store::migrate(&source, &url, |table| report.add(table)).await?)
+        let owner = store::migrate(&source, &url, |table| report.add(table)).await?;
+        content::copy(settings, &url, &owner).await?;
+        Ok(owner)
     })?;
-    content::copy(settings)?;
     // Sandboxes and directories of this machine are found by the name of their server.
     records::keep_node_id(&settings.state_dir, &owner)?;
     print(&(table::render(&["table", "rows", "sha256"], &report.done) + "\n"))?;

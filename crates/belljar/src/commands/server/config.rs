@@ -14,6 +14,7 @@ use belljar_engine::{EngineConfig, NodeConfig, clock};
 use belljar_runtime::VolumeKind;
 use belljar_sys::procfs;
 
+use crate::home;
 use crate::settings::{Listen, Settings};
 
 pub(crate) fn engine_config(
@@ -95,7 +96,8 @@ fn artifact_store_config(settings: &Settings) -> ArtifactStoreConfig {
         objects: artifacts.objects.clone(),
         database: artifacts.database.clone(),
         catalog: None,
-        key_file: settings.state_dir.join("links.key"),
+        catalog_id: None,
+        key_file: home::link_key(settings),
         sessions_root: settings.server.sessions_root.clone(),
         outputs_dir: settings.outputs_dir.clone(),
         exports_dir: artifacts.exports_dir.clone(),

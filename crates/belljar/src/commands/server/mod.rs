@@ -12,14 +12,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use belljar_api::{App, GuardConfig};
+use belljar_engine::artifacts::ClaimError;
 use belljar_engine::audit::Audit;
 use belljar_engine::keys::KeyRing;
+use belljar_engine::network::AuthoritySource;
 use belljar_engine::store::{ArtifactCatalog, Store};
-use belljar_engine::{Engine, NodeConfig, in_full};
+use belljar_engine::{Engine, NodeConfig, in_full, shared_secrets};
 use belljar_runtime::Runtime;
 use belljar_runtime::selftest::Verdict;
 
 use super::limits;
+use crate::home;
 use crate::settings::{DEFAULT_MODEL, Settings};
 
 /// How often the database is checked for new and revoked keys.
@@ -28,6 +31,9 @@ const KEYS_PACE: Duration = Duration::from_secs(1);
 /// How long a stopping server waits until the cgroups of its last sandboxes are empty. The next server removes the
 /// rest.
 const CGROUP_REMOVAL: Duration = Duration::from_secs(10);
+
+/// How long a start waits for S3.
+const OBJECTS_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs `work` on an event loop with as many threads as the settings say.
 pub(crate) fn on_event_loop(
@@ -88,13 +94,13 @@ pub(crate) async fn start(settings: &Settings, setup: Setup) -> Result<(Arc<Engi
         &None
     });
     let model = model.as_ref().filter(|_| is_private && keys.is_empty());
-    let authority = settings.state_dir.join("network-authority.pem");
+    let authority = network_authority(settings, &*store, node.is_some()).await?;
     let network = settings.network.of_server(authority, model)?;
     let mut config =
         config::engine_config(settings, image, server.dataset_sources()?, network, node);
     config.artifact_store.catalog = catalog;
     let engine = Engine::start(config, store, runtime, audit).await?;
-    tokio::spawn(check_objects(Arc::clone(&engine)));
+    check_objects(&engine).await?;
     let max_body = usize::try_from(server.max_body).unwrap_or(usize::MAX);
     let app = App::new(Arc::clone(&engine), keys, guard, max_body, public_url);
     let mut browser = settings.browser.clone();
@@ -180,11 +186,33 @@ fn named(verdicts: &[Verdict]) -> BTreeMap<String, bool> {
     verdicts.iter().map(|verdict| (verdict.limit.name().to_owned(), verdict.enforced)).collect()
 }
 
-/// Reports if the content of artifacts is in S3 and S3 cannot be reached. The server runs without it.
-async fn check_objects(engine: Arc<Engine>) {
-    if let Err(error) = engine.artifact_store().check().await {
-        tracing::error!("artifacts cannot be stored: {}", in_full(&error));
+/// The authority that sandboxes trust. All nodes of a cluster have the same one, because sessions move.
+async fn network_authority(
+    settings: &Settings,
+    store: &dyn Store,
+    is_node: bool,
+) -> Result<AuthoritySource> {
+    let path = home::network_authority(settings);
+    match store.cluster().filter(|_| is_node) {
+        Some(cluster) => {
+            let pem = shared_secrets::network_authority(cluster, &path).await;
+            Ok(AuthoritySource::Pem(pem.context("failed to get the authority of the cluster")?))
+        }
+        None => Ok(AuthoritySource::File(path)),
     }
+}
+
+/// Fails if the content of artifacts is in S3 and belongs to another installation, which would remove ours. If S3 cannot
+/// be reached, the server runs without it.
+async fn check_objects(engine: &Arc<Engine>) -> Result<()> {
+    let checked = tokio::time::timeout(OBJECTS_PATIENCE, engine.artifact_store().check()).await;
+    match checked {
+        Ok(Ok(())) => {}
+        Ok(Err(foreign @ ClaimError::Foreign { .. })) => return Err(foreign.into()),
+        Ok(Err(error)) => tracing::error!("artifacts cannot be stored: {}", in_full(&error)),
+        Err(_) => tracing::error!("artifacts cannot be stored: S3 does not answer"),
+    }
+    Ok(())
 }
 
 async fn refresh_keys(app: Arc<App>) {
