@@ -187,6 +187,11 @@ impl Cluster {
         Arc::new(Member::new(command, machine, &env, logs))
     }
 
+    /// The settings that all nodes and gateways have, for processes that the test itself starts.
+    pub fn env(&self) -> &[(String, String)] {
+        &self.env
+    }
+
     /// The test's own address, at which nodes find S3.
     pub fn own_address(&self) -> std::net::Ipv4Addr {
         self.network.own_address()

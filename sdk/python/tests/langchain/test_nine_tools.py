@@ -17,7 +17,7 @@ import pytest
 from agents import invoke
 from browsing import SHOP, has_browser_use, step
 from langchain_core.messages import ToolMessage
-from servers import REPOSITORY, Server, python_path
+from servers import CLUSTER, REPOSITORY, Server, python_path
 
 from belljar import BelljarToolkit, SessionManager
 from belljar.toolkit import BrowserModel
@@ -75,6 +75,11 @@ def place(request: pytest.FixtureRequest, _scratch: None) -> Iterator[Server]:
     """A server of either kind, with a browser in its sandboxes."""
     if not has_browser_use():
         pytest.skip("no Chromium, or `belljar setup --browser` was not run")
+    if CLUSTER is not None:
+        if request.param == "docker":
+            pytest.skip("the nodes of the cluster have native sandboxes")
+        yield request.getfixturevalue("server")
+        return
     env: dict[str, Any] = {}
     if request.param == "docker":
         if not has_image():
