@@ -15,6 +15,9 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PATIENCE = 30.0
@@ -37,6 +40,12 @@ def python_path() -> str:
     """PYTHONPATH for programs of the tests: the package, and our own PYTHONPATH."""
     source = str(REPOSITORY / "sdk" / "python" / "src")
     return os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+
+
+def content_of(link: str) -> bytes:
+    """What a link to an artifact leads to: a file of this machine, or what a server sends."""
+    parts = urlsplit(link)
+    return Path(parts.path).read_bytes() if parts.scheme == "file" else httpx.get(link).raise_for_status().content
 
 
 # Seconds that sandboxes may exist after their server was killed: they wait for another one.

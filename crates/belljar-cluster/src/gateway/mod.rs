@@ -29,7 +29,7 @@ use async_trait::async_trait;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, Uri};
+use axum::http::{HeaderMap, HeaderValue, Uri};
 use axum::response::{IntoResponse as _, Response};
 use belljar_api::cors;
 use belljar_api::error::ApiError;
@@ -60,6 +60,8 @@ pub struct Gateway {
     routes: Arc<Routes>,
     clients: Clients,
     buffers: Buffers,
+    /// The base of links to artifacts.
+    public_url: Option<HeaderValue>,
     metrics: GatewayMetrics,
     /// The OpenAPI document.
     document: Bytes,
@@ -75,6 +77,8 @@ pub struct GatewayConfig {
     pub max_body: usize,
     /// How long a client may take for such a body.
     pub stall: Duration,
+    /// The base of links to artifacts; if it is empty, links are paths. A node may have another one.
+    pub public_url: String,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -101,6 +105,7 @@ impl Gateway {
             routes: Arc::default(),
             clients: Clients::new(config.tls.client),
             buffers: Buffers::new(config.max_body, config.stall),
+            public_url: HeaderValue::try_from(config.public_url).ok().filter(|url| !url.is_empty()),
             metrics: GatewayMetrics::default(),
             document: belljar_api::openapi().to_string().into(),
             draining: AtomicBool::new(false),

@@ -61,6 +61,7 @@ async fn run(settings: &Settings) -> Result<()> {
         tls,
         max_body: usize::try_from(settings.server.max_body).unwrap_or(usize::MAX),
         stall: server::stall(settings),
+        public_url: public::url(settings, &listener),
     };
     let gateway = Gateway::start(Arc::clone(&store), keys, config).await;
     let gateway = gateway.context("BELLJAR_DATABASE_URL")?;
