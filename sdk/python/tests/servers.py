@@ -21,7 +21,7 @@ import httpx
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PATIENCE = 30.0
-#: Names the cluster that is tested, as a file with an API key and the settings of a gateway. `make test-gateway` sets it.
+#: A file with an API key and the settings of a gateway, if a cluster is tested. `make test-gateway` sets it.
 CLUSTER = os.environ.get("CLUSTER_TO_TEST")
 #: The control groups of servers that the tests have started, to check later that they are removed.
 MADE_GROUPS: set[str] = set()
