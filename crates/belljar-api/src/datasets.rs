@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
+use crate::artifacts::Links;
 use crate::error::{ApiError, ErrorBody};
 use crate::input::{BodyPieces, JsonBody, Path, Query, Stall};
 
@@ -237,13 +238,14 @@ pub(crate) struct ExportsBody {
 pub(crate) async fn export(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
+    links: Links,
     Path(id): Path<String>,
     JsonBody(body): JsonBody<ExportBody>,
 ) -> Result<Json<ExportsBody>, ApiError> {
     let names = body.datasets.map(|names| names.iter().map(|name| parse_name(name)).collect());
     let mut exports = app.engine.export(&who, &id, names.transpose()?).await?;
     for export in &mut exports.exports {
-        app.links.add_to_one(app.engine.artifact_store(), &mut export.artifact);
+        links.add_to_one(&mut export.artifact);
     }
     Ok(Json(ExportsBody { exports: exports.exports, refused: exports.refused }))
 }

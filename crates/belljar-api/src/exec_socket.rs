@@ -29,6 +29,7 @@ use tokio::time::timeout;
 use utoipa::IntoParams;
 
 use crate::App;
+use crate::artifacts::Links;
 use crate::error::{ApiError, ErrorBody};
 use crate::execs::{ExecBody, Followed};
 use crate::input::{Path, Query, in_plain_words, parse};
@@ -75,6 +76,7 @@ pub(crate) async fn open(
     Path(id): Path<String>,
     Query(query): Query<JoinExec>,
     Extension(share): Extension<Share>,
+    links: Links,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
     let upgrade = upgrade.map_err(|rejection| {
@@ -102,7 +104,7 @@ pub(crate) async fn open(
         .on_upgrade(move |socket| async move {
             let _permit = permit;
             let socket = Socket::new(Arc::clone(&app), socket);
-            let caller = Caller { app, who, session: id, share };
+            let caller = Caller { app, links, who, session: id, share };
             serve(caller, joined, socket).await;
         }))
 }
@@ -121,6 +123,7 @@ async fn refuse_ended(app: &App, who: &Principal, id: &str) -> Result<(), ApiErr
 #[derive(Clone)]
 struct Caller {
     app: Arc<App>,
+    links: Links,
     who: Principal,
     session: String,
     share: Share,
@@ -134,7 +137,7 @@ impl Caller {
             return Err(ApiError::invalid(message));
         };
         let body: ExecBody = parse(body.as_bytes())?;
-        let Caller { app, who, session, share } = self;
+        let Caller { app, who, session, share, .. } = self;
         Followed::start(app, who, share, session, body.into_params()?).await
     }
 }
@@ -163,7 +166,7 @@ async fn serve(caller: Caller, joined: Option<(Followed, u64)>, mut socket: Sock
     let messages = Messages { caller: caller.clone(), exec_id: exec_id.clone(), inputs };
     // Input waits until the execution begins. An interrupt must not wait for that, so input has its own task.
     let mut feeding = tokio::spawn(feed(caller.clone(), exec_id, to_feed, socket.remarks()));
-    socket.serve(ExecEvents::new(&caller.app, followed, from), messages).await;
+    socket.serve(ExecEvents::new(caller.links, followed, from), messages).await;
     // Input that the client sent before it disconnected still arrives.
     let _ = timeout(SILENCE, &mut feeding).await;
     feeding.abort();
@@ -177,8 +180,8 @@ struct ExecEvents {
 }
 
 impl ExecEvents {
-    fn new(app: &Arc<App>, followed: Followed, from: u64) -> ExecEvents {
-        ExecEvents { linked: app.linker(), reader: followed.transcript.read_from(from), followed }
+    fn new(links: Links, followed: Followed, from: u64) -> ExecEvents {
+        ExecEvents { linked: links.linker(), reader: followed.transcript.read_from(from), followed }
     }
 }
 

@@ -49,7 +49,6 @@ use axum::body::Bytes;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Router, middleware};
-use belljar_engine::exec::result::ExecResult;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::tickets::Tickets;
 use belljar_engine::{Engine, Principal};
@@ -58,11 +57,11 @@ use utoipa::OpenApi;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
+pub use artifacts::PUBLIC_URL;
 pub use browser::BrowserConfig;
 pub use guard::GuardConfig;
 pub use input::too_large as input_too_large;
 
-use crate::artifacts::Links;
 use crate::error::ApiError;
 use crate::health::Wellness;
 use crate::rate::RateLimits;
@@ -82,7 +81,8 @@ pub struct App {
     /// For each limit, whether a test showed that it is enforced. Set when the test has run.
     enforced: OnceLock<BTreeMap<String, bool>>,
     pub(crate) max_body: usize,
-    pub(crate) links: Links,
+    /// The prefix of links. If it is empty, links are paths.
+    pub(crate) public_url: String,
     browser: OnceLock<BrowserConfig>,
     about: OnceLock<About>,
     more_metrics: OnceLock<MoreMetrics>,
@@ -131,7 +131,7 @@ impl App {
             stall: OnceLock::new(),
             enforced: OnceLock::new(),
             max_body,
-            links: Links::new(public_url),
+            public_url,
             browser: OnceLock::new(),
             about: OnceLock::new(),
             more_metrics: OnceLock::new(),
@@ -207,17 +207,6 @@ impl App {
     #[must_use]
     pub fn wants_keys(&self) -> bool {
         self.guard.wants_keys(&self.keys)
-    }
-
-    /// The function that adds links to artifacts.
-    pub(crate) fn linker(self: &Arc<Self>) -> stream::Linked {
-        let app = Arc::clone(self);
-        Arc::new(move |artifacts| app.links.add_to(app.engine.artifact_store(), artifacts))
-    }
-
-    /// Adds links to the artifacts of a result.
-    pub(crate) fn linked(&self, result: ExecResult) -> ExecResult {
-        self.links.linked(self.engine.artifact_store(), result)
     }
 
     /// Marks the server as stopping: streams end, and health checks report it.

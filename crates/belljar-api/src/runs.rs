@@ -20,6 +20,7 @@ use tokio::sync::oneshot;
 use utoipa::ToSchema;
 
 use crate::App;
+use crate::artifacts::Links;
 use crate::error::{ApiError, ErrorBody, internal};
 use crate::execs::wants_stream;
 use crate::fields::{Size, parse_network, parse_volumes};
@@ -86,12 +87,13 @@ pub(crate) async fn run(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Extension(share): Extension<Share>,
+    links: Links,
     headers: HeaderMap,
     JsonBody(body): JsonBody<RunBody>,
 ) -> Result<Response, ApiError> {
     let run = body.into_run()?;
     if wants_stream(&headers) {
-        return Ok(streamed(app, who, run));
+        return Ok(streamed(app, links, who, run));
     }
     let transcript = run.transcript();
     let mut result = app.engine.run(&who, run).await?;
@@ -100,15 +102,15 @@ pub(crate) async fn run(
     // The result has a copy of the whole transcript.
     drop(transcript);
     let permit = share.reserve(bytes).await?;
-    Ok(large::json(StatusCode::OK, &app.linked(result), permit))
+    Ok(large::json(StatusCode::OK, &links.linked(result), permit))
 }
 
-fn streamed(app: Arc<App>, who: Principal, run: CheckedRun) -> Response {
+fn streamed(app: Arc<App>, links: Links, who: Principal, run: CheckedRun) -> Response {
     let id = run.id().to_owned();
     let mut reader = run.transcript().read_from(0);
     let (sender, result) = oneshot::channel();
     // The run ends with the stream: a client that disconnected needs no result.
-    let linked = app.linker();
+    let linked = links.linker();
     let running = AbortOnDrop(tokio::spawn(async move {
         let mut outcome = app.engine.run(&who, run).await;
         if let Ok(result) = &mut outcome {

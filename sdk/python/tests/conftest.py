@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from servers import Leftovers, Server
+from servers import CLUSTER, Gateway, Leftovers, Server
 from users import User
 
 from belljar import AsyncClient, Client, LimitOptions, Session, SessionManager
@@ -33,6 +34,8 @@ def _environment(_scratch: None) -> Iterator[None]:
         for name in list(os.environ):
             if name in ("BELLJAR_URL", "BELLJAR_API_KEY", "SANDBOX_API_URL"):
                 patch.delenv(name)
+        if CLUSTER is not None:
+            patch.setenv("BELLJAR_API_KEY", json.loads(Path(CLUSTER).read_text())["key"])
         yield
 
 
@@ -49,29 +52,60 @@ def user() -> Iterator[User]:
     made.leave()
 
 
+# The fixtures that start a server, or a gateway of the cluster that is tested.
+SERVERS = {"server", "mortal", "keyed", "place"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what has nothing to do with the cluster that is tested."""
+    if CLUSTER is None:
+        return
+    others = [item for item in items if SERVERS.isdisjoint(getattr(item, "fixturenames", ()))]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("single_server"):
+        if CLUSTER is not None:
+            pytest.skip(marker.args[0])
+
+
+def make_server(*, tcp: bool = False) -> Server:
+    directory = Path(tempfile.mkdtemp(prefix="s-"))
+    return Server(directory, tcp=tcp) if CLUSTER is None else Gateway(directory)
+
+
 @pytest.fixture(scope="session")
-def server(_scratch: None) -> Iterator[Server]:
-    started = Server(Path(tempfile.mkdtemp(prefix="s-"))).start()
+def server(_environment: None) -> Iterator[Server]:
+    """A server, or a gateway whose key is in the environment."""
+    started = make_server().start()
     yield started
     started.stop()
 
 
 @pytest.fixture
-def mortal() -> Iterator[Server]:
+def mortal(_environment: None) -> Iterator[Server]:
     """A server to be killed."""
-    started = Server(Path(tempfile.mkdtemp(prefix="s-"))).start()
+    started = make_server().start()
     yield started
     started.stop()
 
 
 @pytest.fixture(scope="session")
-def keyed(_scratch: None) -> Iterator[tuple[Server, str]]:
-    """A server over TCP that needs a key, and a key with a quota of one session."""
-    made = Server(Path(tempfile.mkdtemp(prefix="s-")), tcp=True)
-    key = made.command("key", "create", "--name", "test", "--max-sessions", "1")
+def _keyed(_scratch: None) -> Iterator[tuple[Server, str]]:
+    made = make_server(tcp=True)
+    key = made.command("key", "create", "--name", "test", "--tenant", "small", "--max-sessions", "1")
     made.start()
     yield made, key
     made.stop()
+
+
+@pytest.fixture
+def keyed(_keyed: tuple[Server, str], monkeypatch: pytest.MonkeyPatch) -> tuple[Server, str]:
+    """A server over TCP that needs a key, and a key with a quota of one session."""
+    monkeypatch.delenv("BELLJAR_API_KEY", raising=False)
+    return _keyed
 
 
 @pytest.fixture

@@ -15,9 +15,14 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PATIENCE = 30.0
+#: A file with an API key and the settings of a gateway, if a cluster is tested. `make test-gateway` sets it.
+CLUSTER = os.environ.get("CLUSTER_TO_TEST")
 #: The control groups of servers that the tests have started, to check later that they are removed.
 MADE_GROUPS: set[str] = set()
 
@@ -35,6 +40,12 @@ def python_path() -> str:
     """PYTHONPATH for programs of the tests: the package, and our own PYTHONPATH."""
     source = str(REPOSITORY / "sdk" / "python" / "src")
     return os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+
+
+def content_of(link: str) -> bytes:
+    """What a link to an artifact leads to: a file of this machine, or what a server sends."""
+    parts = urlsplit(link)
+    return Path(parts.path).read_bytes() if parts.scheme == "file" else httpx.get(link).raise_for_status().content
 
 
 # Seconds that sandboxes may exist after their server was killed: they wait for another one.
@@ -91,6 +102,7 @@ class Server:
         self.socket = directory / "s.sock"
         self.url = f"unix:{self.socket}"
         self._tcp = tcp
+        self._command = ["serve", "--stop-sessions"]
         self._arguments = ["--listen", "127.0.0.1:0"] if tcp else ["--unix", str(self.socket)]
         self._cgroup = f"belljar-sdk-{uuid.uuid4().hex[:12]}"
         MADE_GROUPS.add(self._cgroup)
@@ -147,7 +159,7 @@ class Server:
         with open(self.directory / "log", "ab") as log:
             begin = log.tell()
             self._process = subprocess.Popen(
-                [binary(), "serve", "--stop-sessions", *self._arguments],
+                [binary(), *self._command, *self._arguments],
                 env=self.env,
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
@@ -174,6 +186,15 @@ class Server:
             time.sleep(0.01)
         raise AssertionError("the server did not start")
 
+    def connect(self) -> socket.socket:
+        """A new connection to it."""
+        if self._tcp:
+            host, port = self.url.removeprefix("http://").split(":")
+            return socket.create_connection((host, int(port)))
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(self.socket))
+        return connection
+
     def kill(self) -> None:
         """Kills the server with SIGKILL. Sessions live on."""
         assert self._process is not None
@@ -191,6 +212,17 @@ class Server:
             self._process.wait()
         remove_groups(self._cgroup)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Gateway(Server):
+    """A gateway of the cluster that is tested. To clients it is a server. Its nodes and their sessions outlive it."""
+
+    def __init__(self, directory: Path) -> None:
+        assert CLUSTER is not None
+        cluster = json.loads(Path(CLUSTER).read_text())
+        self.key = cluster["key"]
+        super().__init__(directory, tcp=True, **cluster["env"])
+        self._command = ["gateway"]
 
 
 def remove_groups(name: str) -> None:
@@ -231,9 +263,8 @@ class CuttingProxy:
             except OSError:
                 return
             self.connections += 1
-            server = socket.socket(socket.AF_UNIX)
             try:
-                server.connect(str(self._server.socket))
+                server = self._server.connect()
             except OSError:
                 client.close()
                 continue

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import SMALL
-from servers import Server
+from servers import CLUSTER, Server
 
 from belljar import BelljarError, Client, ExecutionError, NotFound, Result, Session, Stderr, Stdout
 
@@ -333,7 +333,7 @@ def test_a_child_process_makes_its_own_connections(client: Client) -> None:
 def test_the_server_tells_of_itself(client: Client) -> None:
     health = client.health()
     assert health.ok
-    assert health.backend == "native"
+    assert health.backend == ("native" if CLUSTER is None else "gateway")
     assert health.version
     client.run("1")
     [today] = client.usage()

@@ -41,12 +41,17 @@ def allowing(_scratch: None) -> Iterator[Server]:
     started.stop()
 
 
+# A node is another machine than the client's.
+on_this_machine = pytest.mark.single_server("the server shows a directory of the client's own machine")
+
+
 @pytest.fixture
 def mounted(allowing: Server, project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BELLJAR_URL", allowing.url)
     return project
 
 
+@on_this_machine
 def test_the_project_itself_is_there(mounted: Path) -> None:
     started = start_container(mounted, "sales", idle_hibernate_sec=900)
     assert started["mounted"]
@@ -73,6 +78,7 @@ def test_the_project_itself_is_there(mounted: Path) -> None:
     assert (mounted / "src/made.py").exists()
 
 
+@on_this_machine
 def test_what_looks_secret_is_not_shown_unasked(mounted: Path) -> None:
     (mounted / ".env").write_text("hunter2")
     with pytest.warns(UserWarning, match=r"\.env"):
@@ -85,6 +91,7 @@ def test_what_looks_secret_is_not_shown_unasked(mounted: Path) -> None:
     assert exec_code(mounted, "open('.env').read()")["stdout"] == "'hunter2'\n"
 
 
+@on_this_machine
 def test_settings_of_the_container(mounted: Path, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IDLE_HIBERNATE_SEC", "7")
     started = start_container(mounted, "sales", memory="200m", cpus=0.5, pids=64, env={"MINE": "yes"})
@@ -104,6 +111,7 @@ def test_settings_of_the_container(mounted: Path, client: Client, monkeypatch: p
         start_container(mounted, "sales")
 
 
+@on_this_machine
 def test_idle_values_go_to_disk_when_the_project_says_so(mounted: Path) -> None:
     start_container(mounted, "sales", idle_hibernate_sec=1)
     exec_code(mounted, "import numpy as np; big = np.arange(1_000_000.0)")
@@ -115,6 +123,7 @@ def test_idle_values_go_to_disk_when_the_project_says_so(mounted: Path) -> None:
     assert exec_code(mounted, "int(big.sum())")["stdout"] == "499999500000\n"
 
 
+@on_this_machine
 def test_what_the_tool_is_not_given_is_in_the_environment(
     mounted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

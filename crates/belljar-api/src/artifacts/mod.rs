@@ -18,6 +18,7 @@ use utoipa::{IntoParams, ToSchema};
 pub(crate) use content::{memory, stream};
 pub(crate) use download::{__path_download, content_damaged, download, gone, link_invalid};
 pub(crate) use links::Links;
+pub use links::PUBLIC_URL;
 pub(crate) use range::Span;
 
 use crate::App;
@@ -44,18 +45,11 @@ pub(crate) struct ArtifactBody {
     pub host_path: String,
 }
 
-impl App {
-    /// Artifacts as clients see them.
-    async fn artifacts(&self, rows: Vec<ArtifactRow>) -> Vec<ArtifactBody> {
-        let paths = self.engine.artifact_store().host_paths(&rows).await;
-        let bodies = rows.into_iter().zip(paths).map(|(row, path)| self.artifact(row, &path));
-        bodies.collect()
-    }
-
-    fn artifact(&self, row: ArtifactRow, host_path: &std::path::Path) -> ArtifactBody {
+impl ArtifactBody {
+    fn of(links: &Links, row: ArtifactRow, host_path: &std::path::Path) -> ArtifactBody {
         ArtifactBody {
             host_path: host_path.to_string_lossy().into_owned(),
-            url: self.links.url(self.engine.artifact_store(), Method::Get, &row.id).0,
+            url: links.url(Method::Get, &row.id).0,
             id: row.id,
             name: row.name,
             path: row.path,
@@ -96,10 +90,11 @@ pub(crate) async fn list_of_session(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Path(id): Path<String>,
-    Query(query): Query<ListOfSession>,
+    Query(ListOfSession { limit, before, exec }): Query<ListOfSession>,
+    links: Links,
 ) -> Result<Json<ArtifactsBody>, ApiError> {
-    let id = app.engine.describe(&who, &id).await?.id;
-    page(&app, &who, Some(id), query.exec, query.before, query.limit).await
+    let session = Some(app.engine.describe(&who, &id).await?.id);
+    page(&app, &who, &links, ListAll { limit, before, session, exec }).await
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -123,17 +118,16 @@ pub(crate) async fn list(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Query(query): Query<ListAll>,
+    links: Links,
 ) -> Result<Json<ArtifactsBody>, ApiError> {
-    page(&app, &who, query.session, query.exec, query.before, query.limit).await
+    page(&app, &who, &links, query).await
 }
 
 async fn page(
     app: &App,
     who: &Principal,
-    session: Option<String>,
-    exec: Option<String>,
-    before: Option<String>,
-    limit: Option<u32>,
+    links: &Links,
+    ListAll { limit, before, session, exec }: ListAll,
 ) -> Result<Json<ArtifactsBody>, ApiError> {
     if let Some(before) = &before {
         // Without this check, an unknown id would look like the end of the list.
@@ -142,7 +136,10 @@ async fn page(
     let limit = page_size(limit)?;
     let filter = ArtifactFilter { session, exec, before, limit, ..ArtifactFilter::default() };
     let page = app.engine.artifacts(who, filter).await?;
-    Ok(Json(ArtifactsBody { artifacts: app.artifacts(page.items).await, more: page.more }))
+    let paths = app.engine.artifact_store().host_paths(&page.items).await;
+    let rows = page.items.into_iter().zip(paths);
+    let artifacts = rows.map(|(row, path)| ArtifactBody::of(links, row, &path)).collect();
+    Ok(Json(ArtifactsBody { artifacts, more: page.more }))
 }
 
 /// Show an artifact.
@@ -152,11 +149,12 @@ pub(crate) async fn show(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Path(id): Path<String>,
+    links: Links,
 ) -> Result<Json<ArtifactBody>, ApiError> {
     let row = app.engine.artifact(&who, &id).await?;
     let path = app.engine.artifact_store().host_paths(std::slice::from_ref(&row)).await;
     let path = path.into_iter().next().unwrap_or_default();
-    Ok(Json(app.artifact(row, &path)))
+    Ok(Json(ArtifactBody::of(&links, row, &path)))
 }
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -181,6 +179,7 @@ pub(crate) async fn url(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Path(id): Path<String>,
+    links: Links,
     JsonBody(body): JsonBody<UrlBody>,
 ) -> Result<Json<Url>, ApiError> {
     let method = match body.method.as_deref() {
@@ -189,7 +188,7 @@ pub(crate) async fn url(
         Some(_) => return Err(ApiError::invalid("method: expected GET or HEAD")),
     };
     let row = app.engine.artifact(&who, &id).await?;
-    let (url, expires_s) = app.links.url(app.engine.artifact_store(), method, &row.id);
+    let (url, expires_s) = links.url(method, &row.id);
     let expires_ms = i64::try_from(expires_s.saturating_mul(1000)).unwrap_or(i64::MAX);
     Ok(Json(Url { url, expires: clock::rfc3339(expires_ms) }))
 }

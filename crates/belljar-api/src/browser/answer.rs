@@ -14,6 +14,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::App;
+use crate::artifacts::Links;
 use crate::error::ApiError;
 
 const MORE_MEMORY: &str = "use a session with more memory: limits {\"memory\": \"1G\"}";
@@ -82,6 +83,7 @@ pub(crate) struct FileBody {
 /// The answer to the client.
 pub(super) async fn of(
     app: &Arc<App>,
+    links: &Links,
     result: ExecResult,
     as_png: bool,
 ) -> Result<Response, ApiError> {
@@ -93,7 +95,7 @@ pub(super) async fn of(
     if let Some(refused) = refusal(&result.artifacts, screenshot.as_deref()) {
         return Err(refused);
     }
-    let result = app.linked(result);
+    let result = links.linked(result);
     let ExecResult { exec_id, duration_ms, artifacts, .. } = result;
     Ok(Json(BrowserAnswer { exec_id, duration_ms, driver, artifacts }).into_response())
 }

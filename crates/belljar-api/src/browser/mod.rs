@@ -23,6 +23,7 @@ pub(crate) use actions::*;
 pub(crate) use answer::{BrowserAnswer, samples};
 
 use crate::App;
+use crate::artifacts::Links;
 use crate::error::{ApiError, ErrorBody};
 use crate::execs::{Followed, wants_stream};
 use crate::input::Path;
@@ -79,17 +80,17 @@ async fn perform(
     action: &'static str,
     fields: Map<String, Value>,
 ) -> Result<Response, ApiError> {
-    let share = app.tenants.of(&who.tenant);
+    let (share, links) = (app.tenants.of(&who.tenant), Links::of(app, headers));
     let started = Followed::start(app, who, &share, id, params(app, action, fields)).await;
     let followed = started.map_err(|error| match error.code {
         "no_interpreter" => answer::missing(error.message),
         _ => error,
     })?;
     if wants_stream(headers) {
-        return Ok(followed.events(app, 0));
+        return Ok(followed.events(links, 0));
     }
     let result = followed.result().await;
-    answer::of(app, result, wants_png(action, headers)).await
+    answer::of(app, &links, result, wants_png(action, headers)).await
 }
 
 fn wants_png(action: &str, headers: &HeaderMap) -> bool {

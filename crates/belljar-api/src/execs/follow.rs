@@ -11,6 +11,7 @@ use belljar_engine::exec::transcript::Transcript;
 use belljar_engine::{Accepted, Principal};
 
 use crate::App;
+use crate::artifacts::Links;
 use crate::error::{ApiError, internal};
 use crate::tenants::{Share, SharePermit};
 use crate::{large, stream};
@@ -66,8 +67,8 @@ impl Followed {
     }
 
     /// Streams the events from a position on, while they happen.
-    pub(crate) fn events(self, app: &Arc<App>, offset: u64) -> Response {
-        stream::events(app.linker(), self.exec_id, self.transcript, offset, self.permit)
+    pub(crate) fn events(self, links: Links, offset: u64) -> Response {
+        stream::events(links.linker(), self.exec_id, self.transcript, offset, self.permit)
     }
 
     /// Waits for the end.
@@ -77,18 +78,17 @@ impl Followed {
     }
 
     /// The result as JSON, after the end.
-    pub(crate) async fn answer(self, app: &Arc<App>, share: &Share) -> Result<Response, ApiError> {
+    pub(crate) async fn answer(self, links: Links, share: &Share) -> Result<Response, ApiError> {
         self.transcript.ended().await;
         let bytes = self.transcript.held_bytes();
         let permit = match self.replayed {
             true => self.permit,
             false => share.reserve(bytes).await?,
         };
-        let app = Arc::clone(app);
         let (exec_id, transcript) = (self.exec_id, self.transcript);
         let render = move || {
             let result = ExecResult::of(exec_id, &transcript);
-            large::json(StatusCode::OK, &app.linked(result), permit)
+            large::json(StatusCode::OK, &links.linked(result), permit)
         };
         if bytes <= LARGE {
             return Ok(render());

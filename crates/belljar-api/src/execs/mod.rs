@@ -19,6 +19,7 @@ pub(crate) use ask::ExecBody;
 pub(crate) use follow::Followed;
 
 use crate::App;
+use crate::artifacts::Links;
 use crate::error::{ApiError, ErrorBody};
 use crate::fields::page_size;
 use crate::input::{JsonBody, Path, Query};
@@ -46,7 +47,7 @@ pub(crate) struct ExecStateBody {
 }
 
 impl ExecStateBody {
-    fn of(app: &App, info: ExecInfo) -> ExecStateBody {
+    fn of(links: &Links, info: ExecInfo) -> ExecStateBody {
         let (state, position) = match info.stage {
             Stage::Queued { position } => ("queued", Some(position)),
             Stage::Running => ("running", None),
@@ -61,7 +62,7 @@ impl ExecStateBody {
             ended: info.ended_ms.map(clock::rfc3339),
             state,
             position,
-            result: info.result.map(|result| app.linked(result)),
+            result: info.result.map(|result| links.linked(result)),
         }
     }
 }
@@ -87,19 +88,20 @@ pub(crate) async fn exec(
     Extension(who): Extension<Principal>,
     Path(id): Path<String>,
     Extension(share): Extension<Share>,
+    links: Links,
     headers: HeaderMap,
     JsonBody(body): JsonBody<ExecBody>,
 ) -> Result<Response, ApiError> {
     let background = body.background;
     let followed = Followed::start(&app, &who, &share, &id, body.into_params()?).await?;
     if wants_stream(&headers) {
-        return Ok(followed.events(&app, 0));
+        return Ok(followed.events(links, 0));
     }
     if background && !followed.replayed {
         let info = app.engine.exec_info(&who, &id, &followed.exec_id).await?;
-        return Ok((StatusCode::ACCEPTED, Json(ExecStateBody::of(&app, info))).into_response());
+        return Ok((StatusCode::ACCEPTED, Json(ExecStateBody::of(&links, info))).into_response());
     }
-    followed.answer(&app, &share).await
+    followed.answer(links, &share).await
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -130,12 +132,13 @@ pub(crate) async fn list(
     Path(id): Path<String>,
     Query(query): Query<ListExecs>,
     Extension(share): Extension<Share>,
+    links: Links,
 ) -> Result<Response, ApiError> {
     let limit = page_size(query.limit)?;
     let bytes = app.engine.page_bytes(&who, &id, Beyond::Before(query.before), limit).await?;
     let (permit, _loading) = share.load(bytes).await?;
     let page = app.engine.execs(&who, &id, query.before, limit).await?;
-    let execs = page.items.into_iter().map(|info| ExecStateBody::of(&app, info)).collect();
+    let execs = page.items.into_iter().map(|info| ExecStateBody::of(&links, info)).collect();
     Ok(large::json(StatusCode::OK, &ExecsBody { execs, more: page.more }, permit))
 }
 
@@ -148,11 +151,12 @@ pub(crate) async fn show(
     Extension(who): Extension<Principal>,
     Path((id, exec)): Path<(String, String)>,
     Extension(share): Extension<Share>,
+    links: Links,
 ) -> Result<Response, ApiError> {
     let bytes = app.engine.exec_bytes(&who, &id, &exec).await?;
     let (permit, _loading) = share.load(bytes).await?;
     let info = app.engine.exec_info(&who, &id, &exec).await?;
-    Ok(large::json(StatusCode::OK, &ExecStateBody::of(&app, info), permit))
+    Ok(large::json(StatusCode::OK, &ExecStateBody::of(&links, info), permit))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -174,11 +178,12 @@ pub(crate) async fn events(
     Path((id, exec)): Path<(String, String)>,
     Query(query): Query<ReadEvents>,
     Extension(share): Extension<Share>,
+    links: Links,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()?.parse().ok());
     let offset = query.offset.or(last).unwrap_or(0);
-    Ok(Followed::find(&app, &who, &share, &id, exec).await?.events(&app, offset))
+    Ok(Followed::find(&app, &who, &share, &id, exec).await?.events(links, offset))
 }
 
 #[derive(Debug, Serialize, ToSchema)]

@@ -56,14 +56,20 @@ impl Buffers {
         if size > limit {
             return Err(too_large());
         }
-        let units = u32::try_from(size.div_ceil(SMALL)).unwrap_or(UNITS).clamp(1, UNITS);
-        let Ok(permit) = Arc::clone(&self.units).acquire_many_owned(units).await else {
+        let units = units_of(size);
+        let Ok(mut permit) = Arc::clone(&self.units).acquire_many_owned(units).await else {
             // The semaphore is never closed.
             return Err(super::unavailable("the gateway ends"));
         };
         let reading = Limited::new(body, self.max_body).collect();
         match tokio::time::timeout(self.stall, reading).await {
-            Ok(Ok(bytes)) => Ok((Payload::Kept(bytes.to_bytes()), Permit(permit))),
+            Ok(Ok(bytes)) => {
+                let bytes = bytes.to_bytes();
+                // A body of unknown length is mostly much smaller than the limit.
+                let surplus = units.saturating_sub(units_of(bytes.len() as u64));
+                drop(permit.split(surplus as usize));
+                Ok((Payload::Kept(bytes), Permit(permit)))
+            }
             Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
             Ok(Err(_)) => {
                 let message = "the request ended before its body was complete";
@@ -75,6 +81,10 @@ impl Buffers {
             }
         }
     }
+}
+
+fn units_of(size: u64) -> u32 {
+    u32::try_from(size.div_ceil(SMALL)).unwrap_or(UNITS).clamp(1, UNITS)
 }
 
 /// Memory for a kept body; returned when dropped.

@@ -2,6 +2,7 @@
 
 use axum::http::header::{self, HeaderName};
 use axum::http::{HeaderMap, HeaderValue};
+use belljar_api::PUBLIC_URL;
 use belljar_api::listen::Peer;
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -29,6 +30,14 @@ pub(super) fn remove_own(headers: &mut HeaderMap) {
 pub(super) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(header::UPGRADE, protocol);
+}
+
+/// Tells the node the base of links. What the client sent is removed.
+pub(super) fn set_public_url(headers: &mut HeaderMap, url: Option<&HeaderValue>) {
+    match url {
+        Some(url) => drop(headers.insert(PUBLIC_URL, url.clone())),
+        None => drop(headers.remove(PUBLIC_URL)),
+    }
 }
 
 /// Says who the client is. A proxy in front of the gateway may have said it already.
@@ -92,6 +101,15 @@ mod tests {
         assert!(wanted_upgrade(&headers(&[websocket])).is_none());
         let asked = headers(&[("connection", "keep-alive, Upgrade"), websocket]);
         assert_eq!(wanted_upgrade(&asked).unwrap(), "websocket");
+    }
+
+    #[test]
+    fn the_base_of_links_is_that_of_the_gateway() {
+        let mut passing = headers(&[("belljar-public-url", "https://evil.example")]);
+        set_public_url(&mut passing, Some(&HeaderValue::from_static("https://jar.example")));
+        assert_eq!(passing, headers(&[("belljar-public-url", "https://jar.example")]));
+        set_public_url(&mut passing, None);
+        assert!(passing.is_empty());
     }
 
     #[test]

@@ -30,7 +30,7 @@ use async_trait::async_trait;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, Uri};
+use axum::http::{HeaderMap, HeaderValue, Uri};
 use axum::response::{IntoResponse as _, Response};
 use belljar_api::cors;
 use belljar_api::error::ApiError;
@@ -62,6 +62,8 @@ pub struct Gateway {
     routes: Arc<Routes>,
     clients: Clients,
     buffers: Buffers,
+    /// The base of links to artifacts.
+    public_url: Option<HeaderValue>,
     metrics: GatewayMetrics,
     /// The OpenAPI document.
     document: Bytes,
@@ -79,6 +81,8 @@ pub struct GatewayConfig {
     pub stall: Duration,
     /// The pods of nodes, if this gateway may watch them.
     pub pods: Option<PodWatch>,
+    /// The base of links to artifacts; if it is empty, links are paths. A node may have another one.
+    pub public_url: String,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -105,6 +109,7 @@ impl Gateway {
             routes: Arc::default(),
             clients: Clients::new(config.tls.client),
             buffers: Buffers::new(config.max_body, config.stall),
+            public_url: HeaderValue::try_from(config.public_url).ok().filter(|url| !url.is_empty()),
             metrics: GatewayMetrics::default(),
             document: belljar_api::openapi().to_string().into(),
             draining: AtomicBool::new(false),

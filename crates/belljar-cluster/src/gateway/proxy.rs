@@ -94,6 +94,13 @@ impl Outgoing {
         (Outgoing { method, path, headers, body: Payload::Stream(None), upgrade }, body)
     }
 
+    /// With the base of links to artifacts.
+    #[must_use]
+    pub(super) fn linking_to(mut self, url: Option<&HeaderValue>) -> Outgoing {
+        headers::set_public_url(&mut self.headers, url);
+        self
+    }
+
     #[must_use]
     pub(super) fn with(mut self, body: Payload) -> Outgoing {
         self.body = body;

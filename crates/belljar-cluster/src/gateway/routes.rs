@@ -11,8 +11,10 @@ pub(super) enum Target {
     SessionInBody,
     /// To the owner of the session with the `key` in the JSON body, or to a node with room.
     NewSession,
-    /// To a node with room; what it creates ends with the request.
+    /// To a node with room, or with the volumes in the JSON body; what it creates ends with the request.
     Run,
+    /// To the node that has this volume.
+    Volume(String),
     /// To any node: all of them have the same records.
     AnyNode,
     /// The gateway answers itself.
@@ -39,15 +41,19 @@ pub(super) fn target(method: &Method, path: &str) -> Target {
         "/create_session" if is_post => Target::NewSession,
         "/v1/run" if is_post => Target::Run,
         "/execute" | "/cleanup" if is_post => Target::SessionInBody,
-        _ => session_of(path).map_or(Target::AnyNode, Target::Session),
+        _ => {
+            let session = || named_after(path, "/v1/sessions/").map(Target::Session);
+            let volume = || named_after(path, "/v1/volumes/").map(Target::Volume);
+            session().or_else(volume).unwrap_or(Target::AnyNode)
+        }
     }
 }
 
-/// The session in `/v1/sessions/{id}` and below.
-fn session_of(path: &str) -> Option<String> {
-    let rest = path.strip_prefix("/v1/sessions/")?;
-    let id = rest.split('/').next().filter(|id| !id.is_empty())?;
-    decoded(id)
+/// What a path names after this prefix, such as the session in `/v1/sessions/{id}` and below.
+fn named_after(path: &str, prefix: &str) -> Option<String> {
+    let rest = path.strip_prefix(prefix)?;
+    let name = rest.split('/').next().filter(|name| !name.is_empty())?;
+    decoded(name)
 }
 
 /// Resolves percent-encoding, as the node does; `None` if it is not valid.
@@ -104,6 +110,9 @@ mod tests {
         assert_eq!(to("POST", "/cleanup"), Target::SessionInBody);
         assert_eq!(to("POST", "/v1/run"), Target::Run);
         assert_eq!(to("GET", "/healthz"), Target::Own(Own::Health));
+        for method in ["GET", "DELETE"] {
+            assert_eq!(to(method, "/v1/volumes/my%2Ev"), Target::Volume("my.v".to_owned()));
+        }
         for path in [
             "/v1/sessions",
             "/v1/sessions/",
@@ -112,7 +121,8 @@ mod tests {
             "/v1/artifacts/art_1",
             "/artifacts/art_1",
             "/v1/usage",
-            "/v1/volumes/v",
+            "/v1/volumes",
+            "/v1/volumes/",
             "/nothing",
         ] {
             assert_eq!(to("GET", path), Target::AnyNode, "{path}");

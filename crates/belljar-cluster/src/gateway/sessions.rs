@@ -1,5 +1,6 @@
 //! Finds the node for a request and sends it there.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use axum::extract::Request;
@@ -8,10 +9,12 @@ use axum::response::Response;
 use belljar_api::error::ApiError;
 use belljar_api::gateway_errors::{no_node, node_failed, node_unreachable, session_moving};
 use belljar_engine::store::{NodeRow, NodeState, Route, StoreError};
+use belljar_engine::volumes::MAX_PER_SESSION;
 use belljar_engine::{Principal, in_full};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
 
 use super::body::Permit;
 use super::placement::{self, Wish};
@@ -30,6 +33,14 @@ const STOPPING: &str = "stopping";
 struct Addressed {
     key: Option<String>,
     session_id: Option<String>,
+    #[serde(default, deserialize_with = "keys_of")]
+    volumes: Vec<String>,
+}
+
+/// The keys of an object.
+fn keys_of<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
+    let object = Option::<BTreeMap<String, IgnoredAny>>::deserialize(value)?;
+    Ok(object.unwrap_or_default().into_keys().collect())
 }
 
 impl Gateway {
@@ -41,6 +52,7 @@ impl Gateway {
         who: Option<&Principal>,
     ) -> Result<Response, ApiError> {
         let (outgoing, body) = Outgoing::new(request);
+        let outgoing = outgoing.linking_to(self.public_url.as_ref());
         match target {
             Target::Session(id) => {
                 let (payload, _permit) = self.buffers.keep_small(body).await?;
@@ -59,7 +71,17 @@ impl Gateway {
                 let (payload, permit) = self.buffers.keep(body).await?;
                 self.to_new_session(outgoing, payload, permit, who).await
             }
-            Target::Run | Target::AnyNode | Target::Own(_) => {
+            Target::Run => {
+                let (payload, _permit) = self.buffers.keep(body).await?;
+                let wish = self.node_of_volumes(who, &addressed(&payload).volumes).await?;
+                self.to_any(outgoing.with(payload), &wish).await
+            }
+            Target::Volume(name) => {
+                let (payload, _permit) = self.buffers.keep_small(body).await?;
+                let wish = self.node_of_volumes(who, &[name]).await?;
+                self.to_any(outgoing.with(payload), &wish).await
+            }
+            Target::AnyNode | Target::Own(_) => {
                 let (payload, _permit) = self.buffers.keep_small(body).await?;
                 self.to_any(outgoing.with(payload), &Wish::default()).await
             }
@@ -74,7 +96,7 @@ impl Gateway {
         _permit: Permit,
         who: Option<&Principal>,
     ) -> Result<Response, ApiError> {
-        let key = addressed(&payload).key;
+        let Addressed { key, volumes, .. } = addressed(&payload);
         let outgoing = outgoing.with(payload);
         if let (Some(key), Some(who)) = (key, who) {
             let found = self.records()?.route_by_key(&who.tenant, &key).await;
@@ -84,7 +106,33 @@ impl Gateway {
                 return self.to_session(&id, outgoing).await;
             }
         }
-        self.to_any(outgoing, &Wish::default()).await
+        let wish = self.node_of_volumes(who, &volumes).await?;
+        self.to_any(outgoing, &wish).await
+    }
+
+    /// The node that has these volumes. Volumes that do not exist are not considered: every node says that.
+    async fn node_of_volumes(
+        &self,
+        who: Option<&Principal>,
+        volumes: &[String],
+    ) -> Result<Wish, ApiError> {
+        let mut nodes = BTreeSet::new();
+        // Nodes refuse more of them.
+        for name in volumes.iter().take(MAX_PER_SESSION) {
+            if let (Some(who), Ok(name)) = (who, name.parse()) {
+                let node = self.records()?.volume_node(&who.tenant, &name).await;
+                nodes.extend(node.map_err(|error| no_database(&error))?);
+            }
+        }
+        let wish = Wish { pinned: nodes.pop_first(), ..Wish::default() };
+        if !nodes.is_empty() {
+            let message = "these volumes are on different nodes, and a session runs on one node";
+            return Err(ApiError::new(StatusCode::CONFLICT, "volumes_apart", message));
+        }
+        if wish.pinned.is_some() && self.choose(&wish).is_empty() {
+            return Err(no_node("the node with this volume cannot be reached"));
+        }
+        Ok(wish)
     }
 
     /// To the owner of the session. A cached route that turns out to be old is read again, once.

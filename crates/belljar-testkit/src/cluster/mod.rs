@@ -190,19 +190,9 @@ impl Cluster {
         Arc::new(Member::new(command, machine, &env, logs))
     }
 
-    /// The settings of nodes and gateways: where Postgres and S3 are, and the certificates.
+    /// The settings that all nodes and gateways have, for processes that the test itself starts.
     pub fn env(&self) -> &[(String, String)] {
         &self.env
-    }
-
-    /// The next `times` requests to S3 with this method get this fault.
-    pub fn fail_s3(&self, method: &'static str, fault: Fault, times: usize) {
-        self.objects.fail_method(method, fault, times);
-    }
-
-    /// The file with the content of an object in S3.
-    pub fn object(&self, key: &str) -> PathBuf {
-        self.objects.file(key)
     }
 
     /// The test's own address, at which nodes find S3.

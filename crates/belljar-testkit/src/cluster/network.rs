@@ -114,26 +114,17 @@ impl Machine {
 
     /// Drops packets between this machine and `peers`, also of connections that exist.
     pub fn cut_off(&self, peers: &[Ipv4Addr], direction: Direction) {
-        self.filter(peers, direction, "drop");
-    }
-
-    /// Answers packets from `peers` with a reset, as a machine on which nothing listens does.
-    pub fn refuse(&self, peers: &[Ipv4Addr]) {
-        self.filter(peers, Direction::Incoming, "reject with tcp reset");
-    }
-
-    fn filter(&self, peers: &[Ipv4Addr], direction: Direction, verdict: &str) {
         let peers: Vec<String> = peers.iter().map(Ipv4Addr::to_string).collect();
         let peers = peers.join(", ");
         let mut rules = String::from("table ip partition {\n");
         if direction != Direction::Outgoing {
             rules += &format!(
-                "chain incoming {{ type filter hook input priority 0; ip protocol tcp ip saddr {{ {peers} }} {verdict}; }}\n"
+                "chain incoming {{ type filter hook input priority 0; ip protocol tcp ip saddr {{ {peers} }} drop; }}\n"
             );
         }
         if direction != Direction::Incoming {
             rules += &format!(
-                "chain outgoing {{ type filter hook output priority 0; ip daddr {{ {peers} }} {verdict}; }}\n"
+                "chain outgoing {{ type filter hook output priority 0; ip daddr {{ {peers} }} drop; }}\n"
             );
         }
         rules += "}\n";

@@ -660,7 +660,7 @@ pub const GROUPS: &[Group] = &[
                 "an address such as https://sandbox.example.com",
                 "",
                 "The base URL of links to artifacts, if clients reach the server at another address\n\
-                 than the one it listens on.",
+                 than the one it listens on. In a cluster it is a setting of the gateways.",
             )
             .when_empty("the address that the server listens on"),
         ],

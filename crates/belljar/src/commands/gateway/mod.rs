@@ -62,6 +62,7 @@ async fn run(settings: &Settings) -> Result<()> {
         max_body: usize::try_from(settings.server.max_body).unwrap_or(usize::MAX),
         stall: server::stall(settings),
         pods: settings.cluster.pod_selector.clone().map(PodWatch::in_cluster).transpose()?,
+        public_url: public::url(settings, &listener),
     };
     let gateway = Gateway::start(Arc::clone(&store), keys, config).await;
     let gateway = gateway.context("BELLJAR_DATABASE_URL")?;

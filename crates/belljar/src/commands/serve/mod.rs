@@ -46,7 +46,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
         keys,
         image,
         guard: public::guard(&settings.server, &listener),
-        public_url: public_url(settings, &listener),
+        public_url: public::url(settings, &listener),
         is_private: public::listens_privately(&listener),
         node: None,
     };
@@ -91,13 +91,6 @@ async fn serve_until(
     let (drain, stall) = (server::drain(settings), server::stall(settings));
     listen::serve(listener, belljar_api::router(app), stop, drain, stall).await;
     let _ = stopping.await;
-}
-
-/// Behind a socket, or with several addresses, the server does not know its URL. Links are paths then.
-fn public_url(settings: &Settings, listener: &Listener) -> String {
-    let is_one_place = listener.local_addr().is_some_and(|address| !address.ip().is_unspecified());
-    let public_url = settings.artifacts.public_url.clone();
-    public_url.unwrap_or_else(|| if is_one_place { listener.url() } else { String::new() })
 }
 
 async fn announce(listener: &Listener, app: &App, engine: &Engine) {

@@ -7,7 +7,7 @@ use belljar_api::GuardConfig;
 use belljar_api::listen::{self, Listener};
 use belljar_engine::keys::KeyRing;
 
-use crate::settings::{Listen, ServerSettings};
+use crate::settings::{Listen, ServerSettings, Settings};
 
 pub(crate) async fn bind(server: &ServerSettings, keys: &KeyRing) -> Result<Listener> {
     let tls = server.tls.as_ref().map(|tls| listen::Tls::load(&tls.cert, &tls.key)).transpose()?;
@@ -50,4 +50,11 @@ fn own_hosts(server: &ServerSettings, address: Option<SocketAddr>) -> Vec<String
         server.allowed_hosts.iter().map(|host| host.trim_matches(['[', ']']).to_owned()).collect();
     hosts.extend(address.map(|address| address.ip().to_string()));
     hosts
+}
+
+/// The base of links to artifacts. Behind a socket, or with several addresses, the server does not know its URL. Links are paths then.
+pub(crate) fn url(settings: &Settings, listener: &Listener) -> String {
+    let is_one_place = listener.local_addr().is_some_and(|address| !address.ip().is_unspecified());
+    let public_url = settings.artifacts.public_url.clone();
+    public_url.unwrap_or_else(|| if is_one_place { listener.url() } else { String::new() })
 }
