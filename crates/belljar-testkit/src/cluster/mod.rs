@@ -195,6 +195,16 @@ impl Cluster {
         &self.env
     }
 
+    /// The next `times` requests to S3 with this method get this fault.
+    pub fn fail_s3(&self, method: &'static str, fault: Fault, times: usize) {
+        self.objects.fail_method(method, fault, times);
+    }
+
+    /// The file with the content of an object in S3.
+    pub fn object(&self, key: &str) -> PathBuf {
+        self.objects.file(key)
+    }
+
     /// The test's own address, at which nodes find S3.
     pub fn own_address(&self) -> std::net::Ipv4Addr {
         self.network.own_address()
