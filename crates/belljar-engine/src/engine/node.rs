@@ -12,8 +12,8 @@ use crate::admission::Quota;
 use crate::error::{EngineError, in_full};
 use crate::session::Session;
 
-/// How long a drained session may take to be uploaded and released after it was hibernated.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(120);
+/// A session that was hibernated has until the end of the drain to be uploaded and released, and at least this long.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(15);
 
 /// The pause between two attempts to hibernate a session that is in use.
 const BUSY_PAUSE: Duration = Duration::from_millis(200);
@@ -119,7 +119,7 @@ impl Engine {
             Err(EngineError::Unavailable(_) | EngineError::NotNow { .. }) => return Outcome::Gone,
             Err(error) => return Outcome::Kept(in_full(&error)),
         };
-        let until = deadline.max(Instant::now()) + RELEASE_PATIENCE;
+        let until = deadline.max(Instant::now() + RELEASE_PATIENCE);
         match timeout_at(until, self.registry.removed(&session.id)).await {
             Ok(()) => Outcome::Released(lost),
             Err(_) => Outcome::Kept("its snapshot could not be uploaded in time".to_owned()),
