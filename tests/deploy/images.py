@@ -23,7 +23,7 @@ as() { setpriv --reuid=postgres --regid=postgres --init-groups "$@"; }
 mkdir -p $data /run/postgresql && chown postgres: $data /run/postgresql && chmod 700 $data
 if [ ! -e $data/PG_VERSION ]; then
     install -m 644 /dev/null /tmp/password && echo "$POSTGRES_PASSWORD" >/tmp/password
-    as $programs/initdb --pgdata=$data --username="$POSTGRES_USER" --pwfile=/tmp/password --auth-host=scram-sha-256 >/dev/null
+    as $programs/initdb -D $data --username="$POSTGRES_USER" --pwfile=/tmp/password --auth-host=scram-sha-256 >/dev/null
     echo 'host all all all scram-sha-256' >>$data/pg_hba.conf
     echo "CREATE DATABASE $POSTGRES_DB" | as $programs/postgres --single -D $data postgres >/dev/null
 fi
@@ -60,7 +60,7 @@ def services(engine: str) -> str:
     if not archive.exists():
         print("== making an image of Postgres and an S3 server; this takes a minute", flush=True)
         pip = f"{sys.executable} -m pip install --quiet --disable-pip-version-check --only-binary :all:"
-        version = "$(chroot \"$1\" python3 -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])')"
+        version = '$(chroot "$1" python3 -c \'import sys; print("%d.%d" % sys.version_info[:2])\')'
         moto = f'{pip} --python-version {version} --target "$1/opt/moto" "moto[s3]" flask flask-cors'
         release = "$(. /etc/os-release && echo $VERSION_CODENAME)"
         made = archive.with_suffix(".partial")

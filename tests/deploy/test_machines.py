@@ -38,7 +38,9 @@ def compose() -> dict[str, Any]:
     """The compose file as compose itself reads it, or else as YAML."""
     for command in (["docker", "compose"], ["docker-compose"]):
         if shutil.which(command[0]) and run(*command, "version").returncode == 0:
-            done = run(*command, "--file", COMPOSE, "config", env={"PATH": os.environ["PATH"]})
+            # Its plugins may be in the user's own directory.
+            kept = {name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_CONFIG") if name in os.environ}
+            done = run(*command, "--file", COMPOSE, "config", env=kept)
             assert done.returncode == 0, done.stderr
             return yaml.safe_load(done.stdout)
     if path := os.environ.get("SKIPPED_TESTS_FILE"):

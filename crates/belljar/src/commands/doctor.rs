@@ -294,7 +294,11 @@ fn session_files(settings: &Settings) -> Finding {
                 "storage BIND: sizes are not enforced: {}",
                 why.unwrap_or("they are plain directories")
             ),
-            advice: "run the server as root, with loop devices and e2fsprogs".into(),
+            advice: match Posture::here() {
+                Posture::Machine => "run the server as root, with loop devices and e2fsprogs",
+                _ => "run the server in a privileged container, with loop devices and e2fsprogs",
+            }
+            .into(),
         },
     }
 }
@@ -467,7 +471,13 @@ async fn limit_findings(
         Ok(verdicts) => verdicts,
         Err(error) => {
             let (feature, state) = (made.feature, State::Broken);
-            let advice = "the message says which step failed, or what to do".to_owned();
+            let advice = match Posture::here() {
+                Posture::UserNamespace => {
+                    "the message says which step failed; mounting /proc needs procMount: Unmasked"
+                }
+                _ => "the message says which step failed, or what to do",
+            };
+            let advice = advice.to_owned();
             return vec![Finding { feature, state, detail: format!("{error:#}"), advice }];
         }
     };
