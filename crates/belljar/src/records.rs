@@ -22,8 +22,6 @@ use crate::settings::Settings;
 const PATIENCE: Duration = Duration::from_secs(60);
 const PACE: Duration = Duration::from_secs(1);
 
-const NOT_OPENED: &str = "BELLJAR_DATABASE_URL: failed to open the database";
-
 /// The store of this server, and the catalog of artifacts if it is not a SQLite file.
 pub(crate) async fn open(
     settings: &Settings,
@@ -47,13 +45,13 @@ pub(crate) async fn open(
 
 /// The store for commands that read and change shared records.
 pub(crate) async fn open_shared(url: &DatabaseUrl) -> Result<Arc<dyn Store>> {
-    Ok(Arc::new(PostgresStore::open(url, "").await.context(NOT_OPENED)?))
+    Ok(Arc::new(PostgresStore::open(url, "").await?))
 }
 
 /// The store of a node, or of a gateway, whose id is empty. Waits for Postgres, which may start at the same time.
 pub(crate) async fn join_shared(url: &DatabaseUrl, node: &str) -> Result<Arc<dyn Store>> {
     let opened = when_reachable(async || PostgresStore::open(url, node).await).await;
-    Ok(Arc::new(opened.context(NOT_OPENED)?))
+    Ok(Arc::new(opened.context("BELLJAR_DATABASE_URL: failed to open the database")?))
 }
 
 /// Calls `open` again while the database cannot be reached, for [`PATIENCE`] at most.
