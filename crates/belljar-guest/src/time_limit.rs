@@ -1,5 +1,5 @@
-//! The time limit of an execution. Time in which the whole sandbox was frozen does not count: a node freezes its sandboxes
-//! while it cannot renew its lease.
+//! The time limit of an execution. A node freezes its sandboxes while it cannot renew its lease; some of that time does not
+//! count.
 
 use std::time::Duration;
 
@@ -8,14 +8,17 @@ use tokio::time::{Instant, sleep};
 /// How often the guest looks at the clock.
 const TICK: Duration = Duration::from_secs(1);
 
-/// If a tick is later than this, the guest was frozen. Code that keeps all processors busy delays the guest too, so this is
-/// longer than usual delays.
-const FROZEN: Duration = Duration::from_secs(5);
+/// If a tick is later than this, the guest was frozen. A busy machine delays the guest less.
+const FROZEN: Duration = Duration::from_secs(2);
 
-/// Resolves when the execution has used up its time. Frozen time does not count, but only up to the limit itself: code
-/// that delays the guest on purpose gets at most twice its time.
+/// The most that does not count. The host gives a guest up that does not end an execution in time, and waits for 10
+/// seconds more than the limit (`GUEST_SLACK`); so this must be less, if something else has delayed the guest. Code that
+/// delays the guest on purpose gains no more than this.
+const MOST: Duration = Duration::from_secs(8);
+
+/// Resolves when the execution has used up its time.
 pub(crate) async fn elapsed(limit: Duration) {
-    let (mut left, mut allowed) = (limit, limit);
+    let (mut left, mut allowed) = (limit, MOST);
     while !left.is_zero() {
         let tick = left.min(TICK);
         let begun = Instant::now();
@@ -51,13 +54,13 @@ mod tests {
     #[test]
     fn frozen_time_does_not_count() {
         assert_eq!(seconds(10, 0), 10);
-        // Not more than a busy machine would delay the guest.
-        assert_eq!(seconds(10, 4), 10);
-        assert_eq!(seconds(60, 30), 89, "a second of it was the tick");
+        assert_eq!(seconds(10, 2), 10, "a busy machine delays the guest as much");
+        assert_eq!(seconds(60, 8), 67, "a second of it was the tick");
     }
 
     #[test]
-    fn an_execution_gets_at_most_twice_its_time() {
+    fn a_long_pause_counts_except_for_a_part() {
+        assert_eq!(seconds(60, 30), 68);
         assert_eq!(seconds(10, 1000), 1003);
     }
 }

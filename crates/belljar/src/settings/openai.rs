@@ -51,6 +51,8 @@ impl OpenAi {
 
 #[cfg(test)]
 mod tests {
+    use belljar_engine::network::AuthoritySource;
+
     use super::super::Settings;
     use super::super::tests::with;
     use super::OpenAi;
@@ -66,7 +68,7 @@ mod tests {
             "header": "Authorization", "value_from": "OPENAI_API_KEY", "tls": "terminate"}]}"#;
         let asked = belljar_engine::network::Policy::parse(inject).unwrap();
         let server = |model: Option<OpenAi>| {
-            settings.network.of_server("/x/authority.pem".into(), model.as_ref())
+            settings.network.of_server(AuthoritySource::Temporary, model.as_ref())
         };
         assert!(server(model(&settings)).unwrap().check(&asked).is_ok());
         // Tenants may not use it.
@@ -74,7 +76,8 @@ mod tests {
         // The operator's limit has priority.
         let strict =
             with(&[("OPENAI_API_KEY", "sk-secret"), ("BELLJAR_MAX_NETWORK", "none")]).unwrap();
-        let network = strict.network.of_server("/x".into(), model(&strict).as_ref()).unwrap();
+        let network =
+            strict.network.of_server(AuthoritySource::Temporary, model(&strict).as_ref()).unwrap();
         assert!(network.check(&asked).is_err());
     }
 

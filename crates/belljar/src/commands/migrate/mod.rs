@@ -20,10 +20,10 @@ const PACE: Duration = Duration::from_secs(1);
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Copies sessions, executions, datasets, volumes, keys, usage and the list of artifacts, and compares
-counts and hashes of each table. With BELLJAR_BLOBS_URL it also copies the content of artifacts and the
-snapshots of sleeping sessions to S3, and compares their hashes there; then any node can wake these
-sessions. It can be interrupted and started again at any point. Stop the server first. Then start it
-with BELLJAR_DATABASE_URL. The SQLite files and the directories are kept.")]
+counts and hashes of each table. With BELLJAR_BLOBS_URL it also copies the content of artifacts and
+the snapshots of sleeping sessions to S3, and compares their hashes there. Then any node can wake
+these sessions. It can be interrupted and started again at any point. Stop the server first. Then
+start it with BELLJAR_DATABASE_URL. The SQLite files and the directories are kept.")]
 pub(crate) struct MigrateArgs {
     /// The database, which must be empty; without it, BELLJAR_DATABASE_URL is used
     #[arg(long, value_name = "POSTGRES_URL")]
