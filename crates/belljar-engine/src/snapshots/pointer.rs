@@ -56,6 +56,14 @@ impl SnapshotPointer {
         self
     }
 
+    /// The same snapshot. This node keeps its files as a cache, so a gateway prefers it.
+    pub(crate) fn kept_on(mut self, node: &str) -> SnapshotPointer {
+        if let Value::Object(fields) = &mut self.0 {
+            fields.insert("node".to_owned(), node.into());
+        }
+        self
+    }
+
     fn set_resume(&mut self, resume: &Resume) {
         if let (Value::Object(fields), Ok(resume)) = (&mut self.0, serde_json::to_value(resume)) {
             fields.insert(RESUME.to_owned(), resume);
@@ -90,6 +98,7 @@ mod tests {
         let awake = stored.unclean();
         assert_eq!(awake.resume(), Resume { clean: false, ..resume });
         assert_eq!(awake.value()["number"], 4);
+        assert_eq!(awake.kept_on("a").value()["node"], "a");
         // Without the field, the session may have been awake since.
         assert!(!SnapshotPointer::stored(json!({})).resume().clean);
     }

@@ -310,7 +310,10 @@ impl RemoteSnapshots {
     ) -> Result<RemoteFile, ObjectError> {
         let LocalFile { id, kind, file, bytes, sha256, shared } = local;
         let is_same = |other: &&RemoteFile| other.sha256 == sha256 && other.bytes == bytes;
-        if let Some(same) = known.iter().find(is_same) {
+        // A shared layer may be gone: the row has perhaps never referred to it.
+        if let Some(same) = known.iter().find(is_same)
+            && (!same.is_common() || self.has_common(&same.key, bytes).await?)
+        {
             return Ok(RemoteFile { id, kind, key: same.key.clone(), bytes, sha256 });
         }
         let key = match shared {

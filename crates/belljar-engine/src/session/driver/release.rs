@@ -53,8 +53,8 @@ impl Driver {
             return None;
         }
         let state = Arc::clone(&self.state);
-        let (cluster, _) = state.cluster()?;
-        let id = self.session.id.clone();
+        let (cluster, node) = state.cluster()?;
+        let (id, pointer) = (self.session.id.clone(), pointer.kept_on(&node.id));
         let released = cluster.release_session(&id, Some(pointer.value().clone())).await;
         match self.session.noticed(released) {
             Ok(()) => {
