@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use belljar_runtime::{
-    Fixed, FreezeReport, FreezeRequest, Layer, MemorySnapshot, RuntimeError, common_layer,
+    Fixed, FreezeReport, FreezeRequest, MemoryLayer, MemorySnapshot, RuntimeError, common_layer,
 };
 
 use crate::lab::{Lab, Session};
@@ -72,7 +72,7 @@ impl SnapshotDirectory {
         let layers = taken.report.layers.iter().map(|&id| {
             let own = self.path(&format!("{id}.pages"));
             let pages = common_layer(&self.path("commons"), id).unwrap_or(own);
-            Layer { id, pages: open(&pages) }
+            MemoryLayer { id, pages: open(&pages) }
         });
         MemorySnapshot { layers: layers.collect(), index: open(&taken.index) }
     }

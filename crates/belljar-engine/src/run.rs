@@ -14,7 +14,7 @@ use crate::EngineError;
 use crate::artifacts::{ArtifactLimits, Artifacts, promote};
 use crate::clock;
 use crate::exec::outcome::end_of_lost;
-use crate::exec::perform::{Aftermath, Controls, Performed, Start, perform};
+use crate::exec::perform::{Aftermath, Controls, PerformEnd, Start, perform};
 use crate::exec::result::ExecResult;
 use crate::exec::{Code, Exec, ExecRequest};
 use crate::network::{Network, Policy, attach};
@@ -136,7 +136,7 @@ pub(crate) async fn execute_in(
     aftermath: &impl Aftermath,
 ) -> Result<ExecResult, EngineError> {
     let performed = perform(sandbox, exec, start, controls, watch, aftermath).await?;
-    if performed == Performed::SandboxLost {
+    if performed == PerformEnd::SandboxLost {
         let (status, reason) = end_of_lost(sandbox).await;
         exec.end(status, reason);
     }

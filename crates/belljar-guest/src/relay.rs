@@ -43,7 +43,7 @@ pub(crate) struct Relay {
     host: watch::Sender<Option<ToHost>>,
     listening: Cell<bool>,
     next: Cell<u64>,
-    streams: RefCell<HashMap<u64, Stream>>,
+    streams: RefCell<HashMap<u64, HostStream>>,
     slots: Arc<Semaphore>,
     /// How many streams are relayed in place of descriptors.
     given: Cell<usize>,
@@ -51,7 +51,7 @@ pub(crate) struct Relay {
 
 /// The host's side of a connection.
 #[derive(Debug)]
-struct Stream {
+struct HostStream {
     /// Holds no more than a window: the host sends only as much as it has credit for.
     incoming: mpsc::UnboundedSender<Vec<u8>>,
     credit: Rc<Semaphore>,
@@ -193,7 +193,7 @@ impl Relay {
         let (sender, incoming) = mpsc::unbounded_channel();
         let credit = Rc::new(Semaphore::new(WINDOW));
         let stream =
-            Stream { incoming: sender, credit: Rc::clone(&credit), outbox: outbox.clone() };
+            HostStream { incoming: sender, credit: Rc::clone(&credit), outbox: outbox.clone() };
         self.streams.borrow_mut().insert(id, stream);
         RelayedStream {
             relay: Rc::clone(self),

@@ -59,7 +59,7 @@ pub(crate) fn apply<R: Read>(
     limits: UnpackLimits,
 ) -> Result<R, ImageError> {
     let mut reader = Reader::new(layer);
-    let mut top = Layer::new(root);
+    let mut top = OpenLayer::new(root);
     while let Some(entry) = reader.next_entry()? {
         let size = if entry.kind == Kind::File { entry.size } else { 0 };
         so_far.take(size, limits)?;
@@ -82,7 +82,7 @@ pub(crate) fn apply<R: Read>(
 }
 
 /// A layer that is being unpacked.
-struct Layer<'a> {
+struct OpenLayer<'a> {
     root: &'a Rootfs,
     /// Paths of this layer: whiteouts apply only to the layers below.
     own: HashSet<PathBuf>,
@@ -97,10 +97,10 @@ struct Layer<'a> {
 /// Memory for each path besides its bytes.
 const PER_PATH: usize = 48;
 
-impl<'a> Layer<'a> {
-    fn new(root: &'a Rootfs) -> Layer<'a> {
+impl<'a> OpenLayer<'a> {
+    fn new(root: &'a Rootfs) -> OpenLayer<'a> {
         let (own, cleared, directories) = Default::default();
-        Layer { root, own, cleared, directories, remembered: 0 }
+        OpenLayer { root, own, cleared, directories, remembered: 0 }
     }
 
     /// If this entry is a whiteout, removes what it names. Returns whether it is one.

@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::failed_to_open;
 use crate::link::{Link, Reply};
-use crate::remote_file::{self, FileSource, Staged, sources};
+use crate::remote_file::{self, FileSource, StagedFile, sources};
 use crate::stream::GuestStream;
 use crate::{RuntimeError, Sandbox};
 
@@ -78,7 +78,7 @@ pub struct Temporary {
     /// The temporary name, in the directory of the final one.
     pub(crate) name: String,
     /// Its content, if the file cannot be written directly.
-    staged: Option<Staged>,
+    staged: Option<StagedFile>,
 }
 
 impl Temporary {
@@ -97,7 +97,7 @@ impl Temporary {
 pub struct Behind {
     path: Vec<u8>,
     /// What to append, if the file cannot be written directly.
-    staged: Option<Staged>,
+    staged: Option<StagedFile>,
 }
 
 impl Sandbox {
@@ -245,7 +245,7 @@ impl Sandbox {
     /// Removes the temporary file.
     pub async fn discard_file(&self, temporary: Temporary) -> Result<(), RuntimeError> {
         let Temporary { root, path, name, staged } = temporary;
-        if let Some(Staged { number, .. }) = staged {
+        if let Some(StagedFile { number, .. }) = staged {
             self.link().call(Call::CloseTableFiles { files: vec![number] }, &[]).await?;
         }
         let call = Call::DiscardFile { root, path, temporary: name };
@@ -388,7 +388,7 @@ fn to_write(
     link: &Link,
     source: FileSource,
     path: &[u8],
-) -> Result<(UntrustedFile, Option<Staged>), RuntimeError> {
+) -> Result<(UntrustedFile, Option<StagedFile>), RuntimeError> {
     let failed = |cause| failed_to_open(path, cause);
     match source {
         FileSource::Local(fd) => {
@@ -396,7 +396,7 @@ fn to_write(
             Ok((fd.into_file(), None))
         }
         FileSource::Remote(TableFile { number, .. }) => {
-            let staged = Staged::new(number).map_err(failed)?;
+            let staged = StagedFile::new(number).map_err(failed)?;
             let file = staged.file.try_clone().map_err(failed)?;
             Ok((Untrusted::new(file, link.closer()), Some(staged)))
         }

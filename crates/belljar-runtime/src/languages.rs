@@ -12,7 +12,7 @@ use crate::spec::paths;
 /// A kernel, as its folder describes it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Manifest {
+struct KernelManifest {
     kernel: String,
     /// Its command line. It uses frames over descriptor 3, unless it is a shell. `{kernels}` is the directory of all
     /// folders, `{python}` the image's interpreter; a program without a slash is looked up on the `PATH`.
@@ -38,7 +38,7 @@ struct Described {
 
 struct Known {
     language: Language,
-    manifest: &'static Manifest,
+    manifest: &'static KernelManifest,
     described: &'static Described,
 }
 
@@ -122,8 +122,9 @@ fn all() -> &'static [Known] {
 
 fn known(manifest: &str) -> Vec<Known> {
     // They are embedded; a test parses every one.
-    let manifest: Manifest = serde_json::from_str(manifest).expect("embedded manifests are valid");
-    let manifest: &'static Manifest = Box::leak(Box::new(manifest));
+    let manifest: KernelManifest =
+        serde_json::from_str(manifest).expect("embedded manifests are valid");
+    let manifest: &'static KernelManifest = Box::leak(Box::new(manifest));
     let known = |(index, described): (usize, &'static Described)| {
         let name = match index {
             0 => manifest.kernel.clone(),

@@ -45,7 +45,8 @@ pub use relay::{Relay, RelayStream};
 pub use runtime::{Runtime, ZygoteState};
 pub use sandbox::{Handle, KernelStart, Sandbox};
 pub use snapshot::{
-    Fixed, FreezeReport, FreezeRequest, Layer, MemorySnapshot, Meter, ThawReport, common_layer,
+    Fixed, FreezeReport, FreezeRequest, MemoryLayer, MemorySnapshot, Meter, ThawReport,
+    common_layer,
 };
 pub use spec::{DataMount, Limits, SandboxSpec, paths};
 pub use terminal::TerminalOutput;

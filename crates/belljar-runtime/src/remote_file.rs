@@ -75,14 +75,14 @@ pub(crate) async fn fetch(
 
 /// Data for a file of the guest, collected in a temporary file first.
 #[derive(Debug)]
-pub(crate) struct Staged {
+pub(crate) struct StagedFile {
     pub(crate) number: u64,
     pub(crate) file: File,
 }
 
-impl Staged {
-    pub(crate) fn new(number: u64) -> io::Result<Staged> {
-        Ok(Staged { number, file: tempfile::tempfile()? })
+impl StagedFile {
+    pub(crate) fn new(number: u64) -> io::Result<StagedFile> {
+        Ok(StagedFile { number, file: tempfile::tempfile()? })
     }
 
     /// Sends it to the guest.

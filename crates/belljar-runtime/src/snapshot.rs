@@ -54,7 +54,7 @@ const MAX_TEXT_CHARS: usize = 300;
 
 /// A file of memory pages, with a number that its owner has chosen.
 #[derive(Debug)]
-pub struct Layer {
+pub struct MemoryLayer {
     pub id: u64,
     /// Open for reading only.
     pub pages: File,
@@ -65,7 +65,7 @@ pub struct Layer {
 pub struct MemorySnapshot {
     /// Open for reading only.
     pub index: File,
-    pub layers: Vec<Layer>,
+    pub layers: Vec<MemoryLayer>,
 }
 
 /// How to save a kernel.

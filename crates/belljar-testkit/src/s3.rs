@@ -19,7 +19,7 @@ pub const BUCKET: &str = "belljar-test";
 pub const KEY_ID: &str = "test-key-id";
 pub const SECRET: &str = "test-secret-key";
 
-type Answer = Response<BoxBody<Bytes, std::io::Error>>;
+type S3Answer = Response<BoxBody<Bytes, std::io::Error>>;
 
 /// A server with one empty bucket. It ends when this is dropped.
 pub struct S3Server {
@@ -178,7 +178,7 @@ async fn answer(
     request: Request<Incoming>,
     upstream: SocketAddr,
     faults: &Faults,
-) -> std::io::Result<Answer> {
+) -> std::io::Result<S3Answer> {
     match faults.take(&request) {
         None => forward(request, upstream, None).await,
         Some(Fault::Slow(pause)) => {
@@ -192,7 +192,7 @@ async fn answer(
     }
 }
 
-fn refusal(status: u16, code: &str) -> Answer {
+fn refusal(status: u16, code: &str) -> S3Answer {
     let text =
         format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>no</Message></Error>");
     let body = Full::new(Bytes::from(text)).map_err(|never| match never {});
@@ -205,7 +205,7 @@ async fn forward(
     request: Request<Incoming>,
     upstream: SocketAddr,
     cut: Option<u64>,
-) -> std::io::Result<Answer> {
+) -> std::io::Result<S3Answer> {
     let stream = TcpStream::connect(upstream).await?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(std::io::Error::other)?;

@@ -15,7 +15,7 @@ use crate::settings::Settings;
 
 /// The manifest of an environment. It is written last, so if it exists, the environment is complete.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Manifest {
+pub struct EnvironmentManifest {
     /// The version of the format of this file.
     pub format: u32,
     pub python_version: String,
@@ -54,9 +54,9 @@ pub fn manifest_path(environment: &Path) -> PathBuf {
     environment.join("belljar.json")
 }
 
-pub fn read_manifest(environment: &Path) -> Option<Manifest> {
+pub fn read_manifest(environment: &Path) -> Option<EnvironmentManifest> {
     let text = fs::read_to_string(manifest_path(environment)).ok()?;
-    let manifest: Manifest = serde_json::from_str(&text).ok()?;
+    let manifest: EnvironmentManifest = serde_json::from_str(&text).ok()?;
     (manifest.format == MANIFEST_FORMAT && manifest.base_prefix.is_dir()).then_some(manifest)
 }
 
@@ -88,7 +88,7 @@ pub fn image(settings: &Settings) -> Result<Image> {
     let kernels = kernels(settings, Some(&host_python))?;
     let browser_use = browser_use_dir(settings);
     // The environment of browser tasks uses the same interpreter, so the prefixes must be equal.
-    let fits = |manifest: &Manifest| manifest.base_prefix == python.base_prefix;
+    let fits = |manifest: &EnvironmentManifest| manifest.base_prefix == python.base_prefix;
     let browser_use = read_manifest(&browser_use).filter(fits).map(|_| browser_use);
     Ok(Image {
         python,

@@ -55,7 +55,7 @@ pub(crate) struct DriverAnswer {
     dialogs: Vec<DialogBody>,
     /// Files that arrived meanwhile without being asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    downloads: Vec<FileBody>,
+    downloads: Vec<BrowserFileBody>,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -73,7 +73,7 @@ pub(crate) struct DialogBody {
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub(crate) struct FileBody {
+pub(crate) struct BrowserFileBody {
     /// In the sandbox.
     path: String,
     size: u64,

@@ -48,7 +48,7 @@ impl RefusedRequest {
 }
 
 /// Refusals to log, each with its count.
-type Counted = Vec<(RefusedRequest, u64)>;
+type CountedRefusals = Vec<(RefusedRequest, u64)>;
 
 #[derive(Debug)]
 pub(super) struct Refusals {
@@ -65,7 +65,7 @@ impl Refusals {
     }
 
     /// Counts a refusal. Returns the lines to log now.
-    pub(super) fn note(&mut self, refused: RefusedRequest, now: Instant) -> Counted {
+    pub(super) fn note(&mut self, refused: RefusedRequest, now: Instant) -> CountedRefusals {
         let mut counted = self.due(now);
         let has_room = self.repeated.len() < MAX_KINDS;
         match self.repeated.get_mut(&refused) {
@@ -80,7 +80,7 @@ impl Refusals {
     }
 
     /// Returns the counts, if the window is over.
-    pub(super) fn due(&mut self, now: Instant) -> Counted {
+    pub(super) fn due(&mut self, now: Instant) -> CountedRefusals {
         match now.saturating_duration_since(self.since) >= WINDOW {
             true => self.all(now),
             false => Vec::new(),
@@ -88,9 +88,10 @@ impl Refusals {
     }
 
     /// Returns the counts so far and begins a new window.
-    pub(super) fn all(&mut self, now: Instant) -> Counted {
+    pub(super) fn all(&mut self, now: Instant) -> CountedRefusals {
         let Refusals { repeated, others, .. } = std::mem::replace(self, Refusals::new(now));
-        let mut counted: Counted = repeated.into_iter().filter(|(_, times)| *times > 0).collect();
+        let mut counted: CountedRefusals =
+            repeated.into_iter().filter(|(_, times)| *times > 0).collect();
         if others > 0 {
             let refused = RefusedRequest {
                 tenant: "-".into(),

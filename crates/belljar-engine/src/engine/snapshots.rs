@@ -12,7 +12,7 @@ use crate::audit::AuditEntry;
 use crate::error::{EngineError, in_full};
 use crate::rules::Phase;
 use crate::session::{Origin, Session};
-use crate::snapshots::{ForkSource, Manifest, checkpoints_of};
+use crate::snapshots::{ForkSource, SnapshotManifest, checkpoints_of};
 use crate::spec::{SessionSpec, Storage};
 use crate::store::Durability;
 
@@ -114,7 +114,7 @@ impl Engine {
         {
             // Those that other nodes took.
             let others = checkpoints_of(&pointer).into_iter();
-            let others: Vec<Manifest> =
+            let others: Vec<SnapshotManifest> =
                 others.filter(|other| !snapshots.iter().any(|own| own.id == other.id)).collect();
             snapshots.extend(others);
             snapshots.sort_by_key(|snapshot| snapshot.id);

@@ -58,7 +58,7 @@ pub(crate) trait Aftermath {
 
 /// How a started execution ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Performed {
+pub(crate) enum PerformEnd {
     Finished,
     /// The sandbox ended first. The transcript has no end yet, because the caller has to find the reason.
     SandboxLost,
@@ -74,7 +74,7 @@ pub(crate) async fn perform(
     controls: Controls,
     watch: impl FnMut(&ExecEvent),
     aftermath: &impl Aftermath,
-) -> Result<Performed, EngineError> {
+) -> Result<PerformEnd, EngineError> {
     let mut following = match begin {
         Start::New { env, script } => start_new(sandbox, exec, env, script).await?,
         Start::Join => {
@@ -86,10 +86,10 @@ pub(crate) async fn perform(
     let mut outcome =
         match follow_within_limits(sandbox, exec, &mut following, controls, watch).await {
             Followed::Ended(outcome) => outcome,
-            Followed::SandboxLost => return Ok(Performed::SandboxLost),
+            Followed::SandboxLost => return Ok(PerformEnd::SandboxLost),
             Followed::Unanswered => {
                 exec.finish(ended_by_us(Status::Timeout, UNANSWERED));
-                return Ok(Performed::Unanswered);
+                return Ok(PerformEnd::Unanswered);
             }
         };
     // Only the server decides about checkpoints; the guest is not trusted to set these fields.
@@ -98,7 +98,7 @@ pub(crate) async fn perform(
     exec.transcript.tell_artifacts(&artifacts);
     aftermath.complete(&mut outcome).await;
     exec.finish(outcome);
-    Ok(Performed::Finished)
+    Ok(PerformEnd::Finished)
 }
 
 async fn start_new(

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{SandboxLease, Session};
 use crate::error::{EngineError, in_full};
 use crate::exec::Exec;
-use crate::snapshots::{CaptureRequest, Manifest, SnapshotFiles, capture};
+use crate::snapshots::{CaptureRequest, SnapshotFiles, SnapshotManifest, capture};
 use crate::spec::Checkpoints;
 use crate::state::EngineState;
 
@@ -37,7 +37,7 @@ pub(super) struct CheckpointDone {
     /// Whether there is a checkpoint, or the reason why not.
     pub(super) outcome: Result<(), String>,
     /// The checkpoint, if a new one was taken.
-    pub(super) taken: Option<Manifest>,
+    pub(super) taken: Option<SnapshotManifest>,
 }
 
 impl CheckpointTask {
@@ -62,7 +62,7 @@ impl CheckpointTask {
         }
     }
 
-    async fn take(&self) -> Result<Manifest, (Option<u64>, EngineError)> {
+    async fn take(&self) -> Result<SnapshotManifest, (Option<u64>, EngineError)> {
         let captured = self.capture().await.map_err(|error| (self.base, error))?;
         let (bounds, snapshots) =
             (self.bounds, self.state.snapshot_store.of_session(&self.session.id));
@@ -73,7 +73,7 @@ impl CheckpointTask {
         Ok(captured)
     }
 
-    async fn capture(&self) -> Result<Manifest, EngineError> {
+    async fn capture(&self) -> Result<SnapshotManifest, EngineError> {
         let session = &self.session;
         if let Some(other) = &self.running {
             let reasons = vec![format!("execution `{other}` runs")];
@@ -101,7 +101,7 @@ impl CheckpointTask {
     }
 }
 
-fn checkpoints(files: &SnapshotFiles) -> Vec<Manifest> {
+fn checkpoints(files: &SnapshotFiles) -> Vec<SnapshotManifest> {
     files.list().into_iter().filter(|snapshot| snapshot.exec.is_some()).collect()
 }
 

@@ -34,12 +34,12 @@ struct Lending<T> {
 pub(crate) struct Lease<T> {
     // Fields are dropped in this order: when the count is zero, no lease refers to the value any more.
     value: Arc<T>,
-    counted: Counted<T>,
+    counted: LeaseCount<T>,
 }
 
 /// Counts one lease until it is dropped.
 #[derive(Debug)]
-struct Counted<T>(Arc<LeaseGate<T>>);
+struct LeaseCount<T>(Arc<LeaseGate<T>>);
 
 impl<T> LeaseGate<T> {
     pub(crate) fn new() -> Arc<LeaseGate<T>> {
@@ -55,7 +55,7 @@ impl<T> LeaseGate<T> {
             lending.closed = false;
             lending.leases += 1;
         });
-        Lease { value, counted: Counted(Arc::clone(self)) }
+        Lease { value, counted: LeaseCount(Arc::clone(self)) }
     }
 
     /// A lease; `None` if the gate is closed, or there is no value.
@@ -67,7 +67,7 @@ impl<T> LeaseGate<T> {
             // Waiters are not notified: they wait only for returned leases.
             false
         });
-        lent.map(|value| Lease { value, counted: Counted(Arc::clone(self)) })
+        lent.map(|value| Lease { value, counted: LeaseCount(Arc::clone(self)) })
     }
 
     /// Stops lending: there are no new leases.
@@ -111,7 +111,7 @@ impl<T> Clone for Lease<T> {
             lending.leases += 1;
             false
         });
-        Lease { value: Arc::clone(&self.value), counted: Counted(Arc::clone(gate)) }
+        Lease { value: Arc::clone(&self.value), counted: LeaseCount(Arc::clone(gate)) }
     }
 }
 
@@ -123,7 +123,7 @@ impl<T> Deref for Lease<T> {
     }
 }
 
-impl<T> Drop for Counted<T> {
+impl<T> Drop for LeaseCount<T> {
     fn drop(&mut self) {
         self.0.lending.send_modify(|lending| lending.leases -= 1);
     }

@@ -11,7 +11,7 @@ use super::{SandboxLease, Session};
 use crate::EngineError;
 use crate::artifacts::Artifacts;
 use crate::exec::outcome::not_started;
-use crate::exec::perform::{self, Aftermath, Controls, Start};
+use crate::exec::perform::{self, Aftermath, Controls, PerformEnd, Start};
 use crate::exec::{Exec, Stage};
 use crate::state::EngineState;
 use crate::store::ExecRow;
@@ -91,8 +91,8 @@ async fn perform_in_guest(
     let ended = EndedExec { exec: Arc::clone(exec), sandbox: sandbox.clone(), joined };
     let aftermath = InSession { driver, ended };
     match perform::perform(&sandbox, exec, start, controls, |_| {}, &aftermath).await {
-        Ok(perform::Performed::Finished) => Performed::Ended,
-        Ok(perform::Performed::SandboxLost | perform::Performed::Unanswered)
+        Ok(PerformEnd::Finished) => Performed::Ended,
+        Ok(PerformEnd::SandboxLost | PerformEnd::Unanswered)
         | Err(
             EngineError::Exec(RuntimeError::Gone | RuntimeError::TimedOut(_))
             | EngineError::StartKernel(RuntimeError::Gone),

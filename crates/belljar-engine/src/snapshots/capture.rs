@@ -16,7 +16,7 @@ use tokio::io::AsyncReadExt;
 use tokio::time::timeout;
 
 use super::files::{self, Draft};
-use super::{Manifest, SnapshotFiles, SnapshotStore, Tally, too_large};
+use super::{SnapshotFiles, SnapshotManifest, SnapshotStore, Tally, too_large};
 use crate::blocking_writer::BlockingWriter;
 use crate::clock;
 use crate::error::{EngineError, in_full};
@@ -49,7 +49,7 @@ pub(crate) struct CaptureRequest<'a> {
     /// Without one, all memory of the kernel is written.
     pub(crate) before: Option<u64>,
     /// A snapshot whose archive is reused if the files are the same.
-    pub(crate) same_files_as: Option<&'a Manifest>,
+    pub(crate) same_files_as: Option<&'a SnapshotManifest>,
 }
 
 /// Takes a snapshot, or returns the reason why it cannot.
@@ -57,7 +57,7 @@ pub(crate) async fn capture(
     store: &SnapshotStore,
     sandbox: &Sandbox,
     request: CaptureRequest<'_>,
-) -> Result<Manifest, EngineError> {
+) -> Result<SnapshotManifest, EngineError> {
     let (session, tenant) = (request.session, request.tenant);
     let tally = match store.meter(tenant, request.room) {
         Ok(tally) => tally,
@@ -79,7 +79,7 @@ async fn take(
     sandbox: &Sandbox,
     request: &CaptureRequest<'_>,
     tally: &Arc<Tally>,
-) -> Result<Manifest, EngineError> {
+) -> Result<SnapshotManifest, EngineError> {
     let report = sandbox.quiescence().await.map_err(|error| unable(request.session, error))?;
     let gone = not_kept(&report, request.force).map_err(|reasons| EngineError::NotAtRest {
         session: request.session.to_owned(),
@@ -150,7 +150,7 @@ impl Filled {
         report: &QuiescenceReport,
         mut gone: Vec<(Language, String)>,
         id: u64,
-    ) -> Result<Manifest, EngineError> {
+    ) -> Result<SnapshotManifest, EngineError> {
         for (language, reason) in &report.gone {
             // There may be a new kernel of this language, which has not reported the loss yet.
             if !gone.iter().any(|(known, _)| known == language) {
@@ -175,7 +175,7 @@ impl Filled {
             }
             Err(error) => return Err(error),
         }
-        Ok(Manifest {
+        Ok(SnapshotManifest {
             id,
             made_ms: clock::now_ms(),
             exec: request.exec.map(str::to_owned),

@@ -8,7 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use belljar_proto::exec::Language;
-use belljar_runtime::{Layer, MemorySnapshot, common_layer, languages};
+use belljar_runtime::{MemoryLayer, MemorySnapshot, common_layer, languages};
 use belljar_sys::tree;
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ const CACHE_MARK: &str = "cache";
 
 /// The description of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Manifest {
+pub(crate) struct SnapshotManifest {
     /// Later snapshots have higher numbers.
     pub(crate) id: u64,
     pub(crate) made_ms: i64,
@@ -46,7 +46,7 @@ pub(crate) struct Manifest {
     pub(crate) bytes: u64,
 }
 
-impl Manifest {
+impl SnapshotManifest {
     /// A description of each part of the session that is missing in it.
     pub(crate) fn left_out(&self) -> Vec<String> {
         let kernels = self.gone.iter().map(|(language, reason)| {
@@ -89,9 +89,9 @@ impl SnapshotFiles {
     }
 
     /// All snapshots, the oldest first.
-    pub(crate) fn list(&self) -> Vec<Manifest> {
+    pub(crate) fn list(&self) -> Vec<SnapshotManifest> {
         let Ok(entries) = fs::read_dir(&self.directory) else { return Vec::new() };
-        let mut snapshots: Vec<Manifest> = entries
+        let mut snapshots: Vec<SnapshotManifest> = entries
             .flatten()
             .filter(|entry| entry.path().extension().is_some_and(|end| end == "json"))
             .filter_map(|entry| serde_json::from_slice(&fs::read(entry.path()).ok()?).ok())
@@ -101,17 +101,17 @@ impl SnapshotFiles {
     }
 
     /// The last snapshot that is not a checkpoint.
-    pub(super) fn last(&self) -> Option<Manifest> {
+    pub(super) fn last(&self) -> Option<SnapshotManifest> {
         self.list().into_iter().rfind(|manifest| manifest.exec.is_none())
     }
 
-    pub(super) fn get(&self, id: u64) -> Option<Manifest> {
+    pub(super) fn get(&self, id: u64) -> Option<SnapshotManifest> {
         serde_json::from_slice(&fs::read(self.path(id, "json")).ok()?).ok()
     }
 
     /// The checkpoint of an execution.
-    pub(super) fn checkpoint(&self, exec: &str) -> Option<Manifest> {
-        let is_it = |manifest: &Manifest| manifest.exec.as_deref() == Some(exec);
+    pub(super) fn checkpoint(&self, exec: &str) -> Option<SnapshotManifest> {
+        let is_it = |manifest: &SnapshotManifest| manifest.exec.as_deref() == Some(exec);
         self.list().into_iter().rfind(is_it)
     }
 
@@ -125,7 +125,7 @@ impl SnapshotFiles {
     ///
     /// Snapshots that another owner of the session never had are removed: newer ones, and all if this one is not here
     /// yet.
-    pub(super) fn publish(&self, manifest: &Manifest) -> io::Result<()> {
+    pub(super) fn publish(&self, manifest: &SnapshotManifest) -> io::Result<()> {
         let was_here = self.get(manifest.id).as_ref() == Some(manifest);
         if !was_here {
             self.write(manifest, false)?;
@@ -136,7 +136,7 @@ impl SnapshotFiles {
     }
 
     /// Makes a checkpoint visible whose files are in place. It need not survive a power cut.
-    pub(super) fn add_checkpoint(&self, manifest: &Manifest) -> io::Result<()> {
+    pub(super) fn add_checkpoint(&self, manifest: &SnapshotManifest) -> io::Result<()> {
         self.write(manifest, false)
     }
 
@@ -146,15 +146,16 @@ impl SnapshotFiles {
     }
 
     /// The Python kernel of a snapshot.
-    pub(super) fn kernel(&self, manifest: &Manifest) -> io::Result<Option<MemorySnapshot>> {
+    pub(super) fn kernel(&self, manifest: &SnapshotManifest) -> io::Result<Option<MemorySnapshot>> {
         let Some(layers) = &manifest.layers else { return Ok(None) };
-        let open = |id: &u64| Ok(Layer { id: *id, pages: File::open(self.path(*id, "pages"))? });
+        let open =
+            |id: &u64| Ok(MemoryLayer { id: *id, pages: File::open(self.path(*id, "pages"))? });
         let layers = layers.iter().map(open).collect::<io::Result<_>>()?;
         Ok(Some(MemorySnapshot { index: File::open(self.path(manifest.id, "index"))?, layers }))
     }
 
     /// The archive of a snapshot.
-    pub(super) fn archive(&self, manifest: &Manifest) -> io::Result<Option<File>> {
+    pub(super) fn archive(&self, manifest: &SnapshotManifest) -> io::Result<Option<File>> {
         manifest.files.map(|id| File::open(self.path(id, "files"))).transpose()
     }
 
@@ -219,7 +220,11 @@ impl SnapshotFiles {
     }
 
     /// Links a snapshot into another directory.
-    pub(super) fn share(&self, manifest: &Manifest, with: &SnapshotFiles) -> io::Result<()> {
+    pub(super) fn share(
+        &self,
+        manifest: &SnapshotManifest,
+        with: &SnapshotFiles,
+    ) -> io::Result<()> {
         make_directory(&with.directory)?;
         for (id, kind) in manifest.parts() {
             match fs::hard_link(self.path(id, kind), with.path(id, kind)) {
@@ -228,15 +233,19 @@ impl SnapshotFiles {
             }
         }
         // In the other session, which begins with it, the snapshot is not a checkpoint.
-        with.write(&Manifest { exec: None, ..manifest.clone() }, false)
+        with.write(&SnapshotManifest { exec: None, ..manifest.clone() }, false)
     }
 
     /// A second snapshot with the same content, which is not a checkpoint.
-    pub(crate) fn repeat(&self, manifest: &Manifest, id: u64) -> io::Result<Manifest> {
+    pub(crate) fn repeat(
+        &self,
+        manifest: &SnapshotManifest,
+        id: u64,
+    ) -> io::Result<SnapshotManifest> {
         if manifest.layers.is_some() {
             fs::hard_link(self.path(manifest.id, "index"), self.path(id, "index"))?;
         }
-        let again = Manifest { id, exec: None, bytes: 0, ..manifest.clone() };
+        let again = SnapshotManifest { id, exec: None, bytes: 0, ..manifest.clone() };
         self.write(&again, true)?;
         Ok(again)
     }
@@ -257,8 +266,8 @@ impl SnapshotFiles {
     }
 
     /// Bytes on the disk of the files that these snapshots need, without layers that sessions share.
-    pub(crate) fn bytes_of(&self, snapshots: &[Manifest]) -> u64 {
-        let parts = snapshots.iter().flat_map(Manifest::parts);
+    pub(crate) fn bytes_of(&self, snapshots: &[SnapshotManifest]) -> u64 {
+        let parts = snapshots.iter().flat_map(SnapshotManifest::parts);
         let own = parts.filter(|(id, _)| common_layer(&self.directory, *id).is_none());
         let needed: HashSet<PathBuf> = own.map(|(id, kind)| self.path(id, kind)).collect();
         needed.iter().filter_map(|path| Some(on_disk(&fs::metadata(path).ok()?))).sum()
@@ -286,7 +295,7 @@ impl SnapshotFiles {
         fs::remove_dir_all(&self.directory)
     }
 
-    fn finish_draft(&self, manifest: &mut Manifest, sync: bool) -> io::Result<()> {
+    fn finish_draft(&self, manifest: &mut SnapshotManifest, sync: bool) -> io::Result<()> {
         manifest.bytes = 0;
         for kind in ["pages", "index", "files"] {
             let Ok(file) = File::open(self.path(manifest.id, kind)) else { continue };
@@ -309,7 +318,7 @@ impl SnapshotFiles {
     }
 
     /// Writes the manifest, which makes the snapshot visible. With `sync` it survives a power cut.
-    fn write(&self, manifest: &Manifest, sync: bool) -> io::Result<()> {
+    fn write(&self, manifest: &SnapshotManifest, sync: bool) -> io::Result<()> {
         let fresh = self.path(manifest.id, "new");
         remove_file(&fresh)?;
         let mut file = create(&fresh)?;
@@ -345,7 +354,11 @@ impl Draft {
     }
 
     /// Makes the snapshot visible. All its files must be complete.
-    pub(super) fn finish(mut self, mut manifest: Manifest, sync: bool) -> io::Result<Manifest> {
+    pub(super) fn finish(
+        mut self,
+        mut manifest: SnapshotManifest,
+        sync: bool,
+    ) -> io::Result<SnapshotManifest> {
         self.finished = true;
         let finished = self.files.finish_draft(&mut manifest, sync);
         if finished.is_err() {
@@ -400,8 +413,8 @@ fn remove_file(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn manifest(id: u64, layers: &[u64]) -> Manifest {
-        Manifest {
+    fn manifest(id: u64, layers: &[u64]) -> SnapshotManifest {
+        SnapshotManifest {
             id,
             made_ms: 0,
             exec: None,
@@ -414,7 +427,7 @@ mod tests {
         }
     }
 
-    fn take(snapshots: &SnapshotFiles, id: u64, layers: &[u64]) -> Manifest {
+    fn take(snapshots: &SnapshotFiles, id: u64, layers: &[u64]) -> SnapshotManifest {
         let draft = snapshots.begin(id).unwrap();
         for kind in ["pages", "index", "files"] {
             create(&draft.path(kind)).unwrap().write_all(b"1234").unwrap();

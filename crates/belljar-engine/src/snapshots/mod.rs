@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) use capture::{CaptureRequest, capture};
 pub use copy::{CopiedSnapshot, SnapshotCopier};
-pub(crate) use files::{Manifest, SnapshotFiles};
+pub(crate) use files::{SnapshotFiles, SnapshotManifest};
 pub(crate) use pointer::{Resume, SnapshotPointer};
 pub(crate) use remote::{RemoteSnapshots, checkpoints_of};
 pub(crate) use revive::revive;
@@ -197,7 +197,7 @@ impl SnapshotStore {
     pub(crate) async fn fork_source(
         &self,
         snapshots: &SessionSnapshots,
-        manifest: &Manifest,
+        manifest: &SnapshotManifest,
     ) -> io::Result<ForkSource> {
         let own = self.files_of(&format!("fork_{}", self.next_id()));
         let manifest = manifest.clone();

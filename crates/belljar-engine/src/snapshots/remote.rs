@@ -30,7 +30,7 @@ use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::files::{Manifest, SnapshotFiles};
+use super::files::{SnapshotFiles, SnapshotManifest};
 use super::session_snapshots::SessionSnapshots;
 use crate::clock;
 use crate::error::EngineError;
@@ -90,7 +90,7 @@ struct Pointer {
     number: i64,
     /// The class of the node that made it. Nodes that cannot wake this class restore only its files.
     class: String,
-    manifest: Manifest,
+    manifest: SnapshotManifest,
     /// Of the snapshot and of all checkpoints.
     files: Vec<RemoteFile>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -174,7 +174,7 @@ impl RemoteSnapshots {
         session: &str,
         number: i64,
         snapshots: &SessionSnapshots,
-        manifest: &Manifest,
+        manifest: &SnapshotManifest,
     ) -> Result<Value, EngineError> {
         let local =
             self.open_files(snapshots, manifest).await.map_err(EngineError::KeepSnapshot)?;
@@ -205,7 +205,7 @@ impl RemoteSnapshots {
         &self,
         pointer: &Value,
         into: &SessionSnapshots,
-    ) -> Result<Manifest, EngineError> {
+    ) -> Result<SnapshotManifest, EngineError> {
         let pointer = read(pointer).map_err(EngineError::KeepSnapshot)?;
         into.run(SnapshotFiles::make).await.map_err(EngineError::KeepSnapshot)?;
         let is_part = |file: &&RemoteFile| {
@@ -283,7 +283,7 @@ impl RemoteSnapshots {
     async fn open_files(
         &self,
         snapshots: &SessionSnapshots,
-        manifest: &Manifest,
+        manifest: &SnapshotManifest,
     ) -> io::Result<Vec<LocalFile>> {
         let (state, manifest) = (Arc::clone(&self.0), manifest.clone());
         let open = move |files: &SnapshotFiles| {

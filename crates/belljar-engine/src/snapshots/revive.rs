@@ -9,7 +9,7 @@ use belljar_runtime::{GuestPipe, RuntimeError, Sandbox};
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 
-use super::{Manifest, SessionSnapshots};
+use super::{SessionSnapshots, SnapshotManifest};
 use crate::error::{EngineError, in_full};
 
 /// Bytes that are written to the pipe at once.
@@ -23,7 +23,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 pub(crate) async fn revive(
     sandbox: &Sandbox,
     snapshots: &SessionSnapshots,
-    manifest: &Manifest,
+    manifest: &SnapshotManifest,
     kernel_required: bool,
 ) -> Result<(), EngineError> {
     let archive = snapshots.archive(manifest).await.map_err(EngineError::KeepSnapshot)?;
@@ -49,7 +49,7 @@ pub(crate) async fn revive(
 async fn thaw(
     sandbox: &Sandbox,
     snapshots: &SessionSnapshots,
-    manifest: &Manifest,
+    manifest: &SnapshotManifest,
     kernel_required: bool,
 ) -> Result<Option<String>, EngineError> {
     let thawed = match snapshots.kernel(manifest).await {

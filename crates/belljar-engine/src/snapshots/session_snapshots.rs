@@ -5,7 +5,7 @@ use std::io;
 
 use belljar_runtime::MemorySnapshot;
 
-use super::files::{Draft, Manifest, SnapshotFiles};
+use super::files::{Draft, SnapshotFiles, SnapshotManifest};
 
 #[derive(Debug, Clone)]
 pub(crate) struct SessionSnapshots {
@@ -28,36 +28,39 @@ impl SessionSnapshots {
     }
 
     /// All snapshots, the oldest first.
-    pub(crate) async fn list(&self) -> Vec<Manifest> {
+    pub(crate) async fn list(&self) -> Vec<SnapshotManifest> {
         self.run(|files| Ok(files.list())).await.unwrap_or_default()
     }
 
     /// All snapshots, the oldest first; none if they may be old because another node had the session since.
-    pub(crate) async fn current(&self) -> Vec<Manifest> {
+    pub(crate) async fn current(&self) -> Vec<SnapshotManifest> {
         let list =
             |files: &SnapshotFiles| Ok(if files.is_cache() { Vec::new() } else { files.list() });
         self.run(list).await.unwrap_or_default()
     }
 
     /// The last snapshot that is not a checkpoint.
-    pub(crate) async fn last(&self) -> Option<Manifest> {
+    pub(crate) async fn last(&self) -> Option<SnapshotManifest> {
         self.run(|files| Ok(files.last())).await.ok().flatten()
     }
 
     /// The checkpoint of an execution.
-    pub(crate) async fn checkpoint(&self, exec: &str) -> Option<Manifest> {
+    pub(crate) async fn checkpoint(&self, exec: &str) -> Option<SnapshotManifest> {
         let exec = exec.to_owned();
         self.run(move |files| Ok(files.checkpoint(&exec))).await.ok().flatten()
     }
 
     /// The Python kernel of a snapshot, if it has one.
-    pub(super) async fn kernel(&self, manifest: &Manifest) -> io::Result<Option<MemorySnapshot>> {
+    pub(super) async fn kernel(
+        &self,
+        manifest: &SnapshotManifest,
+    ) -> io::Result<Option<MemorySnapshot>> {
         let manifest = manifest.clone();
         self.run(move |files| files.kernel(&manifest)).await
     }
 
     /// The archive of a snapshot, if it has one.
-    pub(super) async fn archive(&self, manifest: &Manifest) -> io::Result<Option<File>> {
+    pub(super) async fn archive(&self, manifest: &SnapshotManifest) -> io::Result<Option<File>> {
         let manifest = manifest.clone();
         self.run(move |files| files.archive(&manifest)).await
     }
@@ -71,14 +74,14 @@ impl SessionSnapshots {
 #[derive(Debug)]
 pub(crate) struct ForkSource {
     files: SnapshotFiles,
-    pub(crate) manifest: Manifest,
+    pub(crate) manifest: SnapshotManifest,
 }
 
 impl ForkSource {
     pub(super) fn new(
         own: SnapshotFiles,
         source: &SnapshotFiles,
-        manifest: Manifest,
+        manifest: SnapshotManifest,
     ) -> io::Result<ForkSource> {
         let fork = ForkSource { files: own, manifest };
         source.share(&fork.manifest, &fork.files)?;

@@ -9,7 +9,7 @@ use belljar_sys::cgroup::{Cgroup, Meters};
 use belljar_sys::{landlock, process};
 use tokio::io::unix::AsyncFd;
 
-use super::staged::Staged;
+use super::staged::StagedImage;
 use super::{BlockGuard, SocketGuard, zygote};
 use crate::RuntimeError;
 use crate::link::Link;
@@ -20,7 +20,7 @@ use crate::snapshot::Common;
 pub(super) struct NativeHandle {
     pub(super) process: AsyncFd<OwnedFd>,
     /// Its image. If an earlier server made the sandbox, this may be a guess.
-    pub(super) image: Arc<Staged>,
+    pub(super) image: Arc<StagedImage>,
     /// Dropped in this order: the cgroup after its processes have ended, and the block of ids when nothing uses it any more.
     pub(super) cgroup: Option<Cgroup>,
     pub(super) _socket: SocketGuard,

@@ -49,7 +49,7 @@ use async_trait::async_trait;
 use handle::NativeHandle;
 use image::Image;
 use spawner::{AsyncSpawner, SandboxOrder, Spawner};
-use staged::{Staged, StagedImages};
+use staged::{StagedImage, StagedImages};
 use walls::Weakening;
 
 /// How to start the native backend.
@@ -190,7 +190,7 @@ impl NativeRuntime {
     /// `purpose` is part of its name.
     async fn create_from(
         self: &Arc<Self>,
-        image: &Arc<Staged>,
+        image: &Arc<StagedImage>,
         spec: &SandboxSpec,
         purpose: &str,
     ) -> Result<Sandbox, RuntimeError> {
@@ -234,7 +234,7 @@ impl NativeRuntime {
     async fn create_by(
         self: &Arc<Self>,
         spawner: &AsyncSpawner,
-        image: &Arc<Staged>,
+        image: &Arc<StagedImage>,
         spec: &SandboxSpec,
         name: String,
     ) -> Result<Sandbox, RuntimeError> {
@@ -278,7 +278,7 @@ impl NativeRuntime {
     async fn prepare_parts(
         self: &Arc<Self>,
         spawner: &AsyncSpawner,
-        image: &Staged,
+        image: &StagedImage,
         spec: &SandboxSpec,
         name: &str,
     ) -> Result<SandboxParts, RuntimeError> {
@@ -420,7 +420,7 @@ impl NativeRuntime {
     async fn workspace_of(
         &self,
         spec: &SandboxSpec,
-        image: &Staged,
+        image: &StagedImage,
         block: Option<Block>,
         spawner: &AsyncSpawner,
     ) -> Result<Option<OwnedFd>, RuntimeError> {
@@ -482,11 +482,11 @@ impl NativeRuntime {
     }
 
     /// The image with this name; without a name, the default.
-    fn image_of(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<Staged>, RuntimeError> {
+    fn image_of(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<StagedImage>, RuntimeError> {
         self.images.find(self, name.unwrap_or(&self.config.image.default))
     }
 
-    fn default_image(&self) -> Option<Arc<Staged>> {
+    fn default_image(&self) -> Option<Arc<StagedImage>> {
         self.images.known(&self.config.image.default)
     }
 
@@ -628,7 +628,7 @@ impl Runtime for NativeRuntime {
 }
 
 fn assemble(
-    image: &Staged,
+    image: &StagedImage,
     handle: Handle,
     spec: SandboxSpec,
     link: Link,

@@ -35,7 +35,7 @@ const TIDY_PACE: Duration = Duration::from_secs(30);
 
 /// An image that sandboxes are made from.
 #[derive(Debug)]
-pub(crate) struct Staged {
+pub(crate) struct StagedImage {
     name: String,
     /// The assembled root, as the spawner sees it.
     root: PathBuf,
@@ -59,7 +59,7 @@ enum ImageSource {
     },
 }
 
-impl Staged {
+impl StagedImage {
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -173,9 +173,9 @@ impl Staged {
 /// All images in use.
 #[derive(Debug)]
 pub(crate) struct StagedImages {
-    host: Arc<Staged>,
+    host: Arc<StagedImage>,
     /// By identity and not by name: a name may refer to another image later.
-    others: Mutex<HashMap<String, Arc<Staged>>>,
+    others: Mutex<HashMap<String, Arc<StagedImage>>>,
     config: Image,
     keeps_zygotes: AtomicBool,
     is_tidied: AtomicBool,
@@ -184,7 +184,7 @@ pub(crate) struct StagedImages {
 
 impl StagedImages {
     pub(crate) fn new(config: &Image) -> StagedImages {
-        let host = Staged {
+        let host = StagedImage {
             name: HOST.into(),
             root: image::staged_root(),
             source: ImageSource::Host(config.python.clone()),
@@ -203,7 +203,7 @@ impl StagedImages {
         }
     }
 
-    pub(crate) fn host(&self) -> Arc<Staged> {
+    pub(crate) fn host(&self) -> Arc<StagedImage> {
         Arc::clone(&self.host)
     }
 
@@ -219,7 +219,7 @@ impl StagedImages {
     /// Stops making zygotes, and ends their sandboxes.
     pub(crate) async fn stop_zygotes(&self) {
         self.keeps_zygotes.store(false, Ordering::Relaxed);
-        let others: Vec<Arc<Staged>> = lock(&self.others).values().cloned().collect();
+        let others: Vec<Arc<StagedImage>> = lock(&self.others).values().cloned().collect();
         for image in others.iter().chain([&self.host]) {
             if let Some(keeper) = image.keeper.get() {
                 keeper.stop().await;
@@ -228,7 +228,7 @@ impl StagedImages {
     }
 
     /// An image that is in use already.
-    pub(crate) fn known(&self, name: &str) -> Option<Arc<Staged>> {
+    pub(crate) fn known(&self, name: &str) -> Option<Arc<StagedImage>> {
         if name == HOST {
             return Some(self.host());
         }
@@ -252,7 +252,7 @@ impl StagedImages {
         &self,
         runtime: &Arc<NativeRuntime>,
         name: &str,
-    ) -> Result<Arc<Staged>, RuntimeError> {
+    ) -> Result<Arc<StagedImage>, RuntimeError> {
         if name == HOST {
             return Ok(self.host());
         }
@@ -265,7 +265,7 @@ impl StagedImages {
         }
         let in_use = self.config.store.hold(&found).map_err(|error| no_image(&error))?;
         let place = format!("image-{}", self.next.fetch_add(1, Ordering::Relaxed));
-        let image = Arc::new(Staged {
+        let image = Arc::new(StagedImage {
             name: name.to_string(),
             root: Path::new(STAGE).join(place).join("root"),
             preload: found.preload.clone().unwrap_or_else(|| self.config.preload.clone()),
@@ -305,9 +305,9 @@ impl StagedImages {
     /// Drops images that were not used for this long. Sandboxes of them keep their own locks, and start kernels the slow way.
     async fn tidy(&self, runtime: &NativeRuntime, unused_for: Duration) {
         let current = self.known(&self.config.default);
-        let unused: Vec<Arc<Staged>> = {
+        let unused: Vec<Arc<StagedImage>> = {
             let mut others = lock(&self.others);
-            let is_unused = |image: &Arc<Staged>| {
+            let is_unused = |image: &Arc<StagedImage>| {
                 lock(&image.used).elapsed() >= unused_for
                     // The map's own reference, and for a moment perhaps that of its keeper.
                     && Arc::strong_count(image) <= 2

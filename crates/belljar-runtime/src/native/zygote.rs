@@ -29,7 +29,7 @@ use belljar_sys::sealed;
 use tokio::sync::{OnceCell, watch};
 
 use super::NativeRuntime;
-use super::staged::Staged;
+use super::staged::StagedImage;
 use crate::RuntimeError;
 use crate::kernels::{self, Role};
 use crate::link::Link;
@@ -72,7 +72,7 @@ impl Zygote {
     /// Loads the packages of an image in a sandbox, and keeps its memory.
     async fn make(
         runtime: &Arc<NativeRuntime>,
-        image: &Arc<Staged>,
+        image: &Arc<StagedImage>,
     ) -> Result<(Zygote, Warm), RuntimeError> {
         let files = [sealed::create("pages"), sealed::create("index")];
         let [pages, index] = files.map(|file| file.map_err(RuntimeError::Keep));
@@ -150,7 +150,7 @@ impl Zygote {
 /// Makes the interpreter in a sandbox load the preload list of the image and write its memory into the files.
 async fn preload(
     sandbox: &Sandbox,
-    image: &Staged,
+    image: &StagedImage,
     layer: u64,
     [pages, index]: [&File; 2],
 ) -> Result<Warm, RuntimeError> {
@@ -195,7 +195,7 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    pub(crate) fn start(runtime: &Arc<NativeRuntime>, image: &Arc<Staged>) -> Keeper {
+    pub(crate) fn start(runtime: &Arc<NativeRuntime>, image: &Arc<StagedImage>) -> Keeper {
         let (publish, current) = watch::channel((ZygoteState::Warming, None));
         // The task keeps neither of them alive, and ends with both.
         let (runtime, image) = (Arc::downgrade(runtime), Arc::downgrade(image));

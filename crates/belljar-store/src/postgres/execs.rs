@@ -94,7 +94,7 @@ impl ExecRecords for PostgresStore {
             .pool
             .read(move |connection| -> Work<'_, (Vec<ExecRow>, bool)> {
                 Box::pin(async move {
-                    let page = Page::find(connection, &session, filter).await?;
+                    let page = PageBounds::find(connection, &session, filter).await?;
                     Ok((page.rows(connection, &session, filter).await?, page.more))
                 })
             })
@@ -121,7 +121,9 @@ impl ExecRecords for PostgresStore {
         let session = session.to_owned();
         self.pool
             .read(move |connection| -> Work<'_, u64> {
-                Box::pin(async move { Ok(Page::find(connection, &session, filter).await?.bytes) })
+                Box::pin(
+                    async move { Ok(PageBounds::find(connection, &session, filter).await?.bytes) },
+                )
             })
             .await
     }
@@ -189,19 +191,19 @@ async fn drop_unanswered(
 }
 
 /// Which executions a page has.
-struct Page {
+struct PageBounds {
     /// The first and the last number, in the order of the page.
     ends: Option<(i64, i64)>,
     bytes: u64,
     more: bool,
 }
 
-impl Page {
+impl PageBounds {
     async fn find(
         connection: &mut Connection,
         session: &str,
         filter: ExecFilter,
-    ) -> Result<Page, Failed> {
+    ) -> Result<PageBounds, Failed> {
         let (comparison, order) = if filter.newest_first { ("<", "DESC") } else { (">", "ASC") };
         let sql = format!(
             "SELECT number, {BYTES} FROM execs
@@ -212,7 +214,7 @@ impl Page {
         let beyond = filter.beyond.map(signed);
         let limit = i64::from(filter.limit) + 1;
         let found = connection.query(&sql, &[&session, &beyond, &limit]).await?;
-        let mut page = Page { ends: None, bytes: 0, more: false };
+        let mut page = PageBounds { ends: None, bytes: 0, more: false };
         for (index, row) in found.iter().enumerate() {
             if index >= filter.limit as usize || page.bytes >= PAGE_BYTES {
                 page.more = true;

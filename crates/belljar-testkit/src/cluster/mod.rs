@@ -1,4 +1,4 @@
-//! A cluster on one machine: nodes, gateways, Postgres and S3, each on a machine of its own in a private network.
+//! A cluster on one machine: nodes, gateways, ClusterPostgres and S3, each on a machine of its own in a private network.
 //!
 //! Everything ends with the [`Cluster`], also after a panic.
 
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use self::member::Member;
 use self::network::Network;
-use self::postgres::Postgres;
+use self::postgres::ClusterPostgres;
 use self::proxy::Proxy;
 use crate::client::{Client, Target};
 use crate::s3::{Fault, S3Server};
@@ -46,7 +46,7 @@ pub fn is_impossible() -> Option<&'static str> {
         .iter()
         .all(|program| has(program))
     {
-        true => Postgres::is_missing(),
+        true => ClusterPostgres::is_missing(),
         false => Some("one of the programs nft, ip, nsenter, unshare, setpriv, openssl is missing"),
     }
 }
@@ -81,7 +81,7 @@ pub struct Cluster {
     pub nodes: Vec<Arc<Member>>,
     pub gateways: Vec<Arc<Member>>,
     pub s3: Proxy,
-    pub postgres: Postgres,
+    pub postgres: ClusterPostgres,
     /// An API key of the default tenant.
     pub key: String,
     objects: S3Server,
@@ -100,7 +100,7 @@ impl Cluster {
         let directory = tempfile::tempdir().expect("a directory");
         make_authority(&directory);
         let network = Network::new();
-        let postgres = Postgres::start(&network).await;
+        let postgres = ClusterPostgres::start(&network).await;
         let objects = S3Server::start();
         let target = objects.endpoint().replace("http://", "").parse().expect("an address");
         let s3 = Proxy::start(network.own_address(), target).await;
@@ -132,7 +132,7 @@ impl Cluster {
 
     fn settings(
         directory: &TempDir,
-        postgres: &Postgres,
+        postgres: &ClusterPostgres,
         s3: &Proxy,
         objects: &S3Server,
         more: Vec<(String, String)>,

@@ -1,4 +1,4 @@
-//! A Postgres server on a machine of the test's network. It can be stopped, killed and started again.
+//! A ClusterPostgres server on a machine of the test's network. It can be stopped, killed and started again.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,33 +13,33 @@ use super::network::{Machine, Network, run};
 use super::process::{Process, SIGQUIT};
 use crate::wait::{PATIENCE, eventually};
 
-/// Postgres refuses to run as root.
+/// ClusterPostgres refuses to run as root.
 const USER: &str = "postgres";
 
-pub struct Postgres {
+pub struct ClusterPostgres {
     pub machine: Machine,
     directory: TempDir,
     programs: PathBuf,
     process: Mutex<Option<Process>>,
 }
 
-impl Postgres {
+impl ClusterPostgres {
     /// Why this machine cannot run it, if so.
     pub fn is_missing() -> Option<&'static str> {
         let has_user = fs::read_to_string("/etc/passwd")
             .is_ok_and(|users| users.lines().any(|line| line.starts_with("postgres:")));
         let missing = programs().is_none() || !has_user;
-        missing.then_some("Postgres is not installed (Debian package `postgresql`)")
+        missing.then_some("ClusterPostgres is not installed (Debian package `postgresql`)")
     }
 
     /// Makes a new database and starts its server.
-    pub async fn start(network: &Network) -> Postgres {
+    pub async fn start(network: &Network) -> ClusterPostgres {
         let directory = tempfile::tempdir().expect("a directory");
         let open = fs::Permissions::from_mode(0o755);
         fs::set_permissions(directory.path(), open).expect("our directory");
-        let programs = programs().expect("Postgres is installed");
+        let programs = programs().expect("ClusterPostgres is installed");
         let machine = network.add_machine("postgres");
-        let postgres = Postgres { machine, directory, programs, process: Mutex::new(None) };
+        let postgres = ClusterPostgres { machine, directory, programs, process: Mutex::new(None) };
         postgres.initialize();
         postgres.resume().await;
         postgres.psql("postgres", "create database belljar").expect("a database");
@@ -76,7 +76,7 @@ impl Postgres {
             if self.psql("postgres", "select 1").is_ok() {
                 return;
             }
-            assert!(Instant::now() < deadline, "Postgres does not start:\n{}", self.log());
+            assert!(Instant::now() < deadline, "ClusterPostgres does not start:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -159,7 +159,7 @@ impl Postgres {
     }
 }
 
-impl Drop for Postgres {
+impl Drop for ClusterPostgres {
     fn drop(&mut self) {
         // SIGQUIT lets the main process end the others.
         if let Some(mut process) = self.process.get_mut().take() {
@@ -172,7 +172,7 @@ impl Drop for Postgres {
     }
 }
 
-/// The programs of the newest Postgres that is installed.
+/// The programs of the newest ClusterPostgres that is installed.
 fn programs() -> Option<PathBuf> {
     let versions = crate::values::names(Path::new("/usr/lib/postgresql"));
     let newest = versions.iter().max_by_key(|version| version.parse::<u32>().unwrap_or(0))?;

@@ -73,8 +73,8 @@ impl Init {
                 }
             };
             let pause = match self.restarts.after(life) {
-                Next::Exit(code) => return Ok(code),
-                Next::StartAgain(pause) => pause,
+                InitStep::Exit(code) => return Ok(code),
+                InitStep::StartAgain(pause) => pause,
             };
             let how = match life.ended {
                 Ended::Exited(code) => format!("ended with code {code}"),
@@ -172,24 +172,24 @@ struct Restarts {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Next {
+enum InitStep {
     Exit(i32),
     StartAgain(Duration),
 }
 
 impl Restarts {
-    fn after(&mut self, life: Life) -> Next {
+    fn after(&mut self, life: Life) -> InitStep {
         if life.lived >= SETTLED {
             *self = Restarts { settled: true, short: 0 };
         }
         // A server that reports an error at its first start has no sandboxes, and starting it again would only hide the error.
         let is_refused = !self.settled && matches!(life.ended, Ended::Exited(_));
         if life.asked_to_stop || life.ended == Ended::Exited(0) || is_refused {
-            return Next::Exit(life.ended.exit_code());
+            return InitStep::Exit(life.ended.exit_code());
         }
         let pause = FIRST_PAUSE.saturating_mul(1 << self.short.min(16)).min(LONGEST_PAUSE);
         self.short += 1;
-        Next::StartAgain(pause)
+        InitStep::StartAgain(pause)
     }
 }
 
@@ -201,7 +201,12 @@ mod tests {
     const FAILED: Ended = Ended::Exited(125);
     const MOMENT: Duration = Duration::from_millis(10);
 
-    fn after(restarts: &mut Restarts, ended: Ended, lived: Duration, asked_to_stop: bool) -> Next {
+    fn after(
+        restarts: &mut Restarts,
+        ended: Ended,
+        lived: Duration,
+        asked_to_stop: bool,
+    ) -> InitStep {
         restarts.after(Life { ended, lived, asked_to_stop })
     }
 
@@ -209,20 +214,20 @@ mod tests {
     fn an_ordinary_end_is_the_end() {
         for lived in [MOMENT, SETTLED] {
             let end = |ended, asked| after(&mut Restarts::default(), ended, lived, asked);
-            assert_eq!(end(Ended::Exited(0), false), Next::Exit(0));
-            assert_eq!(end(Ended::Exited(0), true), Next::Exit(0));
-            assert_eq!(end(FAILED, true), Next::Exit(125));
-            assert_eq!(end(KILLED, true), Next::Exit(137));
+            assert_eq!(end(Ended::Exited(0), false), InitStep::Exit(0));
+            assert_eq!(end(Ended::Exited(0), true), InitStep::Exit(0));
+            assert_eq!(end(FAILED, true), InitStep::Exit(125));
+            assert_eq!(end(KILLED, true), InitStep::Exit(137));
         }
     }
 
     #[test]
     fn a_server_that_cannot_start_is_not_started_again() {
-        assert_eq!(after(&mut Restarts::default(), FAILED, MOMENT, false), Next::Exit(125));
+        assert_eq!(after(&mut Restarts::default(), FAILED, MOMENT, false), InitStep::Exit(125));
         // Unless an earlier one ran: its sandboxes may live.
         let mut restarts = Restarts { settled: true, short: 0 };
         let next = after(&mut restarts, FAILED, MOMENT, false);
-        assert_eq!(next, Next::StartAgain(FIRST_PAUSE));
+        assert_eq!(next, InitStep::StartAgain(FIRST_PAUSE));
     }
 
     #[test]
@@ -230,16 +235,19 @@ mod tests {
         let mut restarts = Restarts::default();
         let pauses: Vec<u128> = (0..12)
             .map(|_| match after(&mut restarts, KILLED, MOMENT, false) {
-                Next::StartAgain(pause) => pause.as_millis(),
-                Next::Exit(code) => panic!("it exits with {code}"),
+                InitStep::StartAgain(pause) => pause.as_millis(),
+                InitStep::Exit(code) => panic!("it exits with {code}"),
             })
             .collect();
         let expected =
             [100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000, 30_000];
         assert_eq!(pauses, expected);
         let next = after(&mut restarts, KILLED, SETTLED, false);
-        assert_eq!(next, Next::StartAgain(FIRST_PAUSE));
+        assert_eq!(next, InitStep::StartAgain(FIRST_PAUSE));
         restarts.short = u32::MAX - 1;
-        assert_eq!(after(&mut restarts, KILLED, MOMENT, false), Next::StartAgain(LONGEST_PAUSE));
+        assert_eq!(
+            after(&mut restarts, KILLED, MOMENT, false),
+            InitStep::StartAgain(LONGEST_PAUSE)
+        );
     }
 }

@@ -19,7 +19,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
 
-use crate::home::{self, MANIFEST_FORMAT, Manifest};
+use crate::home::{self, EnvironmentManifest, MANIFEST_FORMAT};
 use crate::settings::{self, Settings};
 
 #[derive(Debug, Args)]
@@ -59,7 +59,7 @@ pub(crate) fn setup(args: &SetupArgs, settings: &Settings) -> Result<ExitCode> {
     packages.extend(args.chem.then(|| CHEMISTRY.to_owned()));
     packages.sort();
     packages.dedup();
-    let wanted = Manifest {
+    let wanted = EnvironmentManifest {
         format: MANIFEST_FORMAT,
         python_version: python.version.clone(),
         base_prefix: python.base_prefix.clone(),
@@ -89,7 +89,7 @@ pub(super) const CHROMIUM: [&str; 3] =
     ["/usr/lib/chromium/chromium", "/usr/bin/chromium", "/usr/bin/chromium-browser"];
 
 fn browser_use(environment: &Path, python: &Interpreter, force: bool) -> Result<()> {
-    let wanted = Manifest {
+    let wanted = EnvironmentManifest {
         format: MANIFEST_FORMAT,
         python_version: python.version.clone(),
         base_prefix: python.base_prefix.clone(),
@@ -155,7 +155,7 @@ fn build(
     environment: &Path,
     place: &str,
     python: &Interpreter,
-    wanted: &Manifest,
+    wanted: &EnvironmentManifest,
     force: bool,
 ) -> Result<()> {
     staging::sweep(environment);
@@ -200,7 +200,7 @@ fn install(
     environment: &Path,
     place: &str,
     python: &Interpreter,
-    wanted: &Manifest,
+    wanted: &EnvironmentManifest,
 ) -> Result<()> {
     let env_python = staged.join("bin/python");
     step(&format!("Installing {}", wanted.packages.join(", ")), |bar| {

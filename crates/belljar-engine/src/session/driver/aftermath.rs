@@ -17,7 +17,7 @@ use crate::artifacts::{ArtifactMemory, ArtifactOrigin, ArtifactPlace, Artifacts}
 use crate::exec::{Exec, Stage};
 use crate::session::Session;
 use crate::session::checkpoint::{CheckpointDone, CheckpointOutcome, CheckpointTask};
-use crate::snapshots::Manifest;
+use crate::snapshots::SnapshotManifest;
 use crate::state::EngineState;
 
 /// How many requests may wait for the driver; more than a session has executions.
@@ -102,7 +102,7 @@ pub(super) enum AftermathDone {
         base: Option<u64>,
         outcome: CheckpointOutcome,
         /// The checkpoint, if a new one was taken.
-        taken: Option<Box<Manifest>>,
+        taken: Option<Box<SnapshotManifest>>,
         answer: oneshot::Sender<CheckpointOutcome>,
     },
 }

@@ -9,7 +9,7 @@ use super::Driver;
 use crate::clock;
 use crate::error::{EngineError, in_full};
 use crate::rules::{Happening, Phase};
-use crate::snapshots::{Manifest, SnapshotFiles, SnapshotPointer};
+use crate::snapshots::{SnapshotFiles, SnapshotManifest, SnapshotPointer};
 use crate::store::{Claim, Durability, StoreError};
 
 impl Driver {
@@ -99,11 +99,11 @@ impl Driver {
     }
 
     /// The snapshot as it can be restored here.
-    pub(super) fn without_foreign_memory(&self, manifest: Manifest) -> Manifest {
+    pub(super) fn without_foreign_memory(&self, manifest: SnapshotManifest) -> SnapshotManifest {
         let Some(reason) = &self.files_only else { return manifest };
         let mut gone = manifest.gone.clone();
         gone.push((Language::Python, reason.clone()));
-        Manifest { layers: None, gone, ..manifest }
+        SnapshotManifest { layers: None, gone, ..manifest }
     }
 
     /// From now on the session changes, so its snapshot in S3 is an earlier state of it. The row says so before the first
@@ -153,7 +153,11 @@ impl Driver {
 
 /// Makes a fetched snapshot the one that the session wakes from. The directory may have others, because this node had
 /// the session before.
-fn make_newest(files: &SnapshotFiles, fetched: Manifest, id: u64) -> std::io::Result<Manifest> {
+fn make_newest(
+    files: &SnapshotFiles,
+    fetched: SnapshotManifest,
+    id: u64,
+) -> std::io::Result<SnapshotManifest> {
     let is_newest = files.list().last().is_some_and(|newest| newest.id == fetched.id);
     match fetched.exec.is_none() && is_newest {
         true => Ok(fetched),

@@ -78,7 +78,7 @@ use quiescent::QuiescentRequest;
 use serve::ServeEnd;
 use settle::Settled;
 use sleep::SleepEnd;
-use upload::Uploads;
+use upload::SnapshotUploads;
 
 /// Where a session's sandbox comes from.
 #[derive(Debug)]
@@ -155,7 +155,7 @@ struct Driver {
     hibernate_again_at: Option<Instant>,
     /// Whether waking fails if the kernel cannot be restored.
     kernel_required: bool,
-    uploads: Uploads,
+    uploads: SnapshotUploads,
     /// The row may have a pointer to a snapshot in S3 that was not read yet.
     must_read_pointer: bool,
     /// The snapshot in S3 that the session wakes from, if its files are not here.
@@ -263,7 +263,7 @@ impl Driver {
             expiry_stored: None,
             hibernate_again_at: None,
             kernel_required: matches!(origin, Origin::Fork),
-            uploads: Uploads::new(),
+            uploads: SnapshotUploads::new(),
             must_read_pointer: false,
             unfetched: None,
             hibernated_as: None,

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::Driver;
 use crate::error::EngineError;
-use crate::snapshots::Manifest;
+use crate::snapshots::SnapshotManifest;
 use crate::spec::Checkpoints;
 use crate::state::EngineState;
 
@@ -14,7 +14,7 @@ impl Driver {
     pub(super) async fn fetch_checkpoint(
         &self,
         exec: &str,
-    ) -> Result<Option<Manifest>, EngineError> {
+    ) -> Result<Option<SnapshotManifest>, EngineError> {
         let store = &self.state.snapshot_store;
         let (Some(remote), Some((cluster, _))) = (store.remote(), self.state.cluster()) else {
             return Ok(None);

@@ -9,7 +9,7 @@ use super::{Command, Driver, SandboxLease};
 use crate::admission::Quota;
 use crate::error::EngineError;
 use crate::rules::Happening;
-use crate::snapshots::{ForkSource, Manifest};
+use crate::snapshots::{ForkSource, SnapshotManifest};
 
 /// How a sleep ended.
 pub(super) enum SleepEnd {
@@ -141,7 +141,7 @@ impl Driver {
     }
 
     /// The snapshot of a hibernated session.
-    pub(super) async fn hibernated(&mut self) -> Result<Manifest, EngineError> {
+    pub(super) async fn hibernated(&mut self) -> Result<SnapshotManifest, EngineError> {
         self.fetch_snapshot().await?;
         let last = self.snapshots().last().await.ok_or_else(|| {
             let gone = std::io::Error::other("its snapshot is gone");

@@ -19,7 +19,7 @@ use crate::admission::Quota;
 use crate::error::{EngineError, in_full};
 use crate::rules::{Happening, Phase};
 use crate::session::{RETRY_PAUSE, STORE_RETRIES};
-use crate::snapshots::{CaptureRequest, ForkSource, Manifest, SessionSnapshots, revive};
+use crate::snapshots::{CaptureRequest, ForkSource, SessionSnapshots, SnapshotManifest, revive};
 use crate::spec::Storage;
 use crate::store::{Durability, StoreError};
 
@@ -85,7 +85,7 @@ impl Driver {
         &mut self,
         sandbox: &Sandbox,
         force: bool,
-    ) -> Result<Manifest, EngineError> {
+    ) -> Result<SnapshotManifest, EngineError> {
         let places: &[&str] = match self.session.spec.storage {
             Storage::Tmpfs => &["session", "tmp", "shm"],
             // The files of the session are on disk already.
@@ -99,7 +99,7 @@ impl Driver {
     }
 
     /// The session wakes from this snapshot, which is uploaded.
-    pub(super) fn fall_asleep(&mut self, manifest: &Manifest) {
+    pub(super) fn fall_asleep(&mut self, manifest: &SnapshotManifest) {
         self.hibernated_as = Some(manifest.id);
         (self.files_only, self.release_again_at) = (None, None);
         self.asleep_since = Instant::now();
@@ -135,7 +135,7 @@ impl Driver {
         places: &[&str],
         force: bool,
         sync: bool,
-    ) -> Result<Manifest, EngineError> {
+    ) -> Result<SnapshotManifest, EngineError> {
         let limits = &self.session.spec.limits;
         let request = CaptureRequest {
             session: &self.session.id,
@@ -159,7 +159,7 @@ impl Driver {
     }
 
     /// Removes earlier snapshots that are not checkpoints: only the newest is needed.
-    pub(super) async fn drop_earlier(&self, newest: &Manifest) {
+    pub(super) async fn drop_earlier(&self, newest: &SnapshotManifest) {
         let newest = newest.id;
         let dropped = self.snapshots().run(move |files| files.forget_before(newest)).await;
         if let Err(error) = dropped {
@@ -185,12 +185,15 @@ impl Driver {
         self.fork_source(&manifest).await
     }
 
-    pub(super) async fn fork_source(&self, manifest: &Manifest) -> Result<ForkSource, EngineError> {
+    pub(super) async fn fork_source(
+        &self,
+        manifest: &SnapshotManifest,
+    ) -> Result<ForkSource, EngineError> {
         let store = &self.state.snapshot_store;
         store.fork_source(&self.snapshots(), manifest).await.map_err(EngineError::KeepSnapshot)
     }
 
-    pub(super) async fn checkpoint(&self, exec: &str) -> Result<Manifest, EngineError> {
+    pub(super) async fn checkpoint(&self, exec: &str) -> Result<SnapshotManifest, EngineError> {
         let found = match self.snapshots().checkpoint(exec).await {
             Some(found) => Some(found),
             None => self.fetch_checkpoint(exec).await?,
@@ -230,7 +233,7 @@ impl Driver {
     }
 
     /// A fresh sandbox into which this snapshot is restored; its handle is stored.
-    async fn restored_sandbox(&self, manifest: &Manifest) -> Result<Sandbox, EngineError> {
+    async fn restored_sandbox(&self, manifest: &SnapshotManifest) -> Result<Sandbox, EngineError> {
         let fresh = self.fresh_sandbox().await?;
         let restored = match revive(&fresh, &self.snapshots(), manifest, true).await {
             Ok(()) => {

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::Driver;
 use super::moved_checkpoints::add_checkpoints;
 use crate::error::{EngineError, in_full};
-use crate::snapshots::{Manifest, Resume, SnapshotPointer};
+use crate::snapshots::{Resume, SnapshotManifest, SnapshotPointer};
 use crate::spec::Checkpoints;
 use crate::state::EngineState;
 
@@ -29,11 +29,11 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// The begin of the warning while uploads fail.
 const NOT_UPLOADED: &str = "its snapshot could not be copied to S3, so it is only on this node";
 
-pub(super) struct Uploads {
+pub(super) struct SnapshotUploads {
     /// At most one task.
     pub(super) running: JoinSet<Uploaded>,
     /// The snapshot that is to be uploaded next.
-    wanted: Option<(Manifest, Resume)>,
+    wanted: Option<(SnapshotManifest, Resume)>,
     /// The newest snapshot in S3, by its id here.
     done: Option<(u64, SnapshotPointer)>,
     /// The number of the last upload, see [`SnapshotPointer::number`]; `None` until the row was read.
@@ -43,14 +43,14 @@ pub(super) struct Uploads {
 }
 
 pub(super) struct Uploaded {
-    manifest: Manifest,
+    manifest: SnapshotManifest,
     resume: Resume,
     pointer: Result<SnapshotPointer, EngineError>,
 }
 
-impl Uploads {
-    pub(super) fn new() -> Uploads {
-        Uploads {
+impl SnapshotUploads {
+    pub(super) fn new() -> SnapshotUploads {
+        SnapshotUploads {
             running: JoinSet::new(),
             wanted: None,
             done: None,
@@ -102,8 +102,8 @@ impl Driver {
             && self.session.pinned_by().is_none()
     }
 
-    /// Uploads a snapshot of the session.
-    pub(super) fn upload(&mut self, manifest: &Manifest) {
+    /// SnapshotUploads a snapshot of the session.
+    pub(super) fn upload(&mut self, manifest: &SnapshotManifest) {
         if !self.can_move() {
             return;
         }
@@ -163,7 +163,7 @@ impl Driver {
         }
     }
 
-    fn upload_later(&mut self, manifest: Manifest, resume: Resume, why: &str) {
+    fn upload_later(&mut self, manifest: SnapshotManifest, resume: Resume, why: &str) {
         let pause = FIRST_PAUSE.saturating_mul(1 << self.uploads.failures.min(10));
         self.uploads.failures += 1;
         self.uploads.retry_at = Some(Instant::now() + pause.min(LONGEST_PAUSE));
@@ -185,7 +185,7 @@ async fn upload(
     session: &str,
     number: Option<i64>,
     checkpoints: Option<Checkpoints>,
-    manifest: &Manifest,
+    manifest: &SnapshotManifest,
     resume: &Resume,
 ) -> Result<SnapshotPointer, EngineError> {
     let (Some(remote), Some((cluster, _))) = (state.snapshot_store.remote(), state.cluster())

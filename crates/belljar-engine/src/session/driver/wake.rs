@@ -16,7 +16,7 @@ use super::{Driver, SandboxLease};
 use crate::admission::{Quota, Reservation};
 use crate::error::{EngineError, in_full};
 use crate::rules::{Happening, Phase};
-use crate::snapshots::{Manifest, revive};
+use crate::snapshots::{SnapshotManifest, revive};
 use crate::store::{Durability, ExecFilter, ExecRow};
 
 /// How many recent executions to search for the last one of a kind.
@@ -93,7 +93,11 @@ impl Driver {
     }
 
     /// Restores a snapshot into a fresh sandbox and makes it the sandbox of the session.
-    async fn fill(&mut self, sandbox: &Sandbox, manifest: &Manifest) -> Result<(), EngineError> {
+    async fn fill(
+        &mut self,
+        sandbox: &Sandbox,
+        manifest: &SnapshotManifest,
+    ) -> Result<(), EngineError> {
         let handle = Some(sandbox.handle().clone());
         let id = self.session.id.clone();
         let store = self.state.store.clone();

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{Pointer, RemoteFile, RemoteSnapshots, read};
 use crate::error::EngineError;
-use crate::snapshots::files::{Manifest, SnapshotFiles};
+use crate::snapshots::files::{SnapshotFiles, SnapshotManifest};
 use crate::snapshots::session_snapshots::SessionSnapshots;
 use crate::spec::Checkpoints;
 
@@ -18,11 +18,11 @@ use crate::spec::Checkpoints;
 pub(super) struct RemoteCheckpoint {
     /// The class of the node that made it. Nodes that cannot wake this class restore only its files.
     class: String,
-    pub(super) manifest: Manifest,
+    pub(super) manifest: SnapshotManifest,
 }
 
 /// The checkpoints of a session in S3, the oldest first.
-pub(crate) fn checkpoints_of(pointer: &Value) -> Vec<Manifest> {
+pub(crate) fn checkpoints_of(pointer: &Value) -> Vec<SnapshotManifest> {
     let checkpoints = read(pointer).map(|pointer| pointer.checkpoints).unwrap_or_default();
     checkpoints.into_iter().map(|checkpoint| checkpoint.manifest).collect()
 }
@@ -63,7 +63,7 @@ impl RemoteSnapshots {
         pointer: &mut Pointer,
         earlier: &[RemoteFile],
         snapshots: &SessionSnapshots,
-        manifest: &Manifest,
+        manifest: &SnapshotManifest,
     ) -> Result<bool, EngineError> {
         let is_in = |files: &[RemoteFile], id: u64, kind: &str| {
             files.iter().any(|file| file.id == id && file.kind.name() == kind)
@@ -98,7 +98,7 @@ impl RemoteSnapshots {
         pointer: &Value,
         exec: &str,
         into: &SessionSnapshots,
-    ) -> Result<Option<Manifest>, EngineError> {
+    ) -> Result<Option<SnapshotManifest>, EngineError> {
         let pointer = read(pointer).map_err(EngineError::KeepSnapshot)?;
         let is_it = |known: &RemoteCheckpoint| known.manifest.exec.as_deref() == Some(exec);
         let Some(checkpoint) = pointer.checkpoints.into_iter().rfind(is_it) else {
@@ -121,7 +121,7 @@ impl RemoteSnapshots {
     }
 
     /// The checkpoint as this node can restore it: memory of another class cannot be.
-    fn restorable(&self, checkpoint: RemoteCheckpoint) -> Manifest {
+    fn restorable(&self, checkpoint: RemoteCheckpoint) -> SnapshotManifest {
         let RemoteCheckpoint { class, mut manifest } = checkpoint;
         if let (Some(_), Err(why)) = (&manifest.layers, can_wake_on(&class, &self.0.class)) {
             manifest.gone.push((Language::Python, format!("could not be restored: {why}")));

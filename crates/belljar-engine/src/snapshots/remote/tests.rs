@@ -55,14 +55,14 @@ impl Fixture {
 }
 
 /// Takes a snapshot with these layers; those that do not exist are made.
-fn take(node: &SnapshotStore, session: &str, earlier: &[u64]) -> Manifest {
+fn take(node: &SnapshotStore, session: &str, earlier: &[u64]) -> SnapshotManifest {
     let (files, id) = (node.files_of(session), node.next_id());
     let draft = files.begin(id).unwrap();
     for kind in ["pages", "index", "files"] {
         let content = format!("{kind} of {id} ").repeat(1000);
         create(&draft.path(kind)).unwrap().write_all(content.as_bytes()).unwrap();
     }
-    let manifest = Manifest {
+    let manifest = SnapshotManifest {
         id,
         made_ms: 1,
         exec: None,
@@ -86,7 +86,12 @@ fn remote(node: &SnapshotStore) -> &RemoteSnapshots {
     node.remote().unwrap()
 }
 
-fn same_files(one: &SnapshotStore, other: &SnapshotStore, session: &str, manifest: &Manifest) {
+fn same_files(
+    one: &SnapshotStore,
+    other: &SnapshotStore,
+    session: &str,
+    manifest: &SnapshotManifest,
+) {
     for (id, kind) in manifest.parts() {
         let read = |node: &SnapshotStore| fs::read(node.files_of(session).path(id, kind)).unwrap();
         assert!(read(one) == read(other), "{id}.{kind}");
@@ -188,7 +193,8 @@ async fn shared_layers_are_sent_and_fetched_once() {
         let other = other.clone();
         async move { remote(&other).fetch(pointer, &other.of_session(session)).await.unwrap() }
     });
-    let fetched: Vec<Manifest> = futures_util::stream::iter(fetching).buffered(3).collect().await;
+    let fetched: Vec<SnapshotManifest> =
+        futures_util::stream::iter(fetching).buffered(3).collect().await;
     assert_eq!(fixture.get_requests().iter().filter(|get| is_common(get)).count(), 1);
     same_files(&one, &other, "ses_2", &fetched[1]);
     // A node that made the layer fetches none.
@@ -277,7 +283,8 @@ async fn faults_of_the_server_are_survived_or_reported() {
 /// Drivers run on any thread.
 #[test]
 fn uploads_and_fetches_can_move_between_threads() {
-    fn must_be_send<T: Send>(_: impl Fn(RemoteSnapshots, SessionSnapshots, Manifest) -> T) {}
+    fn must_be_send<T: Send>(_: impl Fn(RemoteSnapshots, SessionSnapshots, SnapshotManifest) -> T) {
+    }
     must_be_send(|remote, snapshots, manifest| async move {
         let pointer = remote.upload("ses_1", 1, &snapshots, &manifest).await?;
         remote.fetch(&pointer, &snapshots).await?;
@@ -308,9 +315,9 @@ fn ids_of_two_nodes_differ_and_grow() {
 }
 
 /// Gives a session a checkpoint of this execution.
-fn take_checkpoint(node: &SnapshotStore, session: &str, exec: &str) -> Manifest {
+fn take_checkpoint(node: &SnapshotStore, session: &str, exec: &str) -> SnapshotManifest {
     let manifest = take(node, session, &[]);
-    let manifest = Manifest { exec: Some(exec.to_owned()), ..manifest };
+    let manifest = SnapshotManifest { exec: Some(exec.to_owned()), ..manifest };
     node.files_of(session).add_checkpoint(&manifest).unwrap();
     manifest
 }

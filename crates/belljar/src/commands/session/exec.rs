@@ -153,7 +153,7 @@ struct FollowedExec<'a> {
 }
 
 /// The next thing to handle while following.
-enum Next {
+enum FollowEvent {
     Event(Result<ServerEvent, ClientError>),
     CtrlC,
     Interrupted(Result<Value, ClientError>),
@@ -180,13 +180,13 @@ impl FollowedExec<'_> {
         let mut interrupting = None;
         loop {
             let next = tokio::select! {
-                event = follower.next() => Next::Event(event),
-                () = pressed(&mut ctrl_c) => Next::CtrlC,
+                event = follower.next() => FollowEvent::Event(event),
+                () = pressed(&mut ctrl_c) => FollowEvent::CtrlC,
                 answer = async { interrupting.as_mut().expect("as the condition says").await },
-                    if interrupting.is_some() => Next::Interrupted(answer),
+                    if interrupting.is_some() => FollowEvent::Interrupted(answer),
             };
             match next {
-                Next::Event(Err(error)) => {
+                FollowEvent::Event(Err(error)) => {
                     if error.is_outage() && follower.is_accepted() {
                         output::say(&format!(
                             "the execution may still run; {}",
@@ -195,13 +195,13 @@ impl FollowedExec<'_> {
                     }
                     return Err(error.into());
                 }
-                Next::Event(Ok(event)) => {
+                FollowEvent::Event(Ok(event)) => {
                     if event.name == "done" {
                         return self.ended(&event.data, images).await;
                     }
                     images += usize::from(self.show(&event));
                 }
-                Next::CtrlC => {
+                FollowEvent::CtrlC => {
                     presses += 1;
                     if presses > 1 {
                         output::say(&format!("left running; {}", self.how_to_join()));
@@ -210,12 +210,12 @@ impl FollowedExec<'_> {
                     interrupting = Some(Box::pin(self.interrupt()));
                 }
                 // The server does not know the execution, so there is nothing to wait for.
-                Next::Interrupted(Err(error)) if error.is("exec_not_found") => {
+                FollowEvent::Interrupted(Err(error)) if error.is("exec_not_found") => {
                     output::say("interrupted");
                     return Ok(output::exit_code(EXIT_INTERRUPTED));
                 }
                 // After a successful interrupt, the events show how the execution ends.
-                Next::Interrupted(answer) => {
+                FollowEvent::Interrupted(answer) => {
                     interrupting = None;
                     if let Err(error) = answer {
                         let error = anyhow::Error::from(error);

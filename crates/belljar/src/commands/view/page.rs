@@ -7,7 +7,7 @@ use indicatif::HumanBytes;
 use serde_json::Value;
 
 use super::highlight::highlight;
-use super::record::Artifact;
+use super::record::RecordedArtifact;
 use crate::commands::colours::{Colour, Paint};
 use crate::commands::output::plain;
 use crate::table;
@@ -188,12 +188,12 @@ impl Page {
         page
     }
 
-    pub(super) fn artifacts(&self, artifacts: &[Artifact]) -> String {
+    pub(super) fn artifacts(&self, artifacts: &[RecordedArtifact]) -> String {
         let page = format!("\n{}", self.heading("Artifacts"));
         if artifacts.is_empty() {
             return page + "(none)\n";
         }
-        let row = |it: &Artifact| vec![plain(&it.name), HumanBytes(it.bytes).to_string()];
+        let row = |it: &RecordedArtifact| vec![plain(&it.name), HumanBytes(it.bytes).to_string()];
         page + &table::render(&["NAME", "SIZE"], &artifacts.iter().map(row).collect::<Vec<_>>())
     }
 
@@ -282,7 +282,7 @@ mod tests {
             + &page.state(Some(&state))
             + &page.metadata(Path::new("d"), Some(&metadata));
         let shown = shown
-            + &page.artifacts(&[Artifact { name: evil.into(), bytes: 1 }])
+            + &page.artifacts(&[RecordedArtifact { name: evil.into(), bytes: 1 }])
             + &page.exec(&json!({"unreadable": evil}));
         let obeyed: Vec<char> =
             shown.chars().filter(|c| (c.is_control() && *c != '\n') || *c == '\u{202e}').collect();

@@ -23,7 +23,7 @@ pub(super) struct Record {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct Artifact {
+pub(super) struct RecordedArtifact {
     pub(super) name: String,
     pub(super) bytes: u64,
 }
@@ -59,7 +59,7 @@ impl Record {
     }
 
     /// The artifacts of the session, by name. Links are followed only for their size.
-    pub(super) fn artifacts(&self) -> Result<Vec<Artifact>> {
+    pub(super) fn artifacts(&self) -> Result<Vec<RecordedArtifact>> {
         let mut found = Vec::new();
         let mut folders = vec![self.path(ARTIFACTS)];
         while let Some(folder) = folders.pop() {
@@ -79,7 +79,10 @@ impl Record {
                     let path = entry.path();
                     let name = path.strip_prefix(self.path(ARTIFACTS)).unwrap_or(&path);
                     let bytes = fs::metadata(&path).map_or(0, |metadata| metadata.len());
-                    found.push(Artifact { name: name.to_string_lossy().into_owned(), bytes });
+                    found.push(RecordedArtifact {
+                        name: name.to_string_lossy().into_owned(),
+                        bytes,
+                    });
                 }
             }
         }
