@@ -13,7 +13,7 @@ use belljar_testkit::skip;
 
 use crate::checker;
 use crate::faults::{Schedule, inject};
-use crate::history::Recorder;
+use crate::history::{Entry, Recorder};
 use crate::workload::{BOUND, World};
 
 const NODES: usize = 3;
@@ -85,6 +85,21 @@ async fn faults_violate_no_promise() {
         );
     }
     assert!(executions > seconds, "clients hardly worked: {executions} executions");
+}
+
+/// Checks a history that a run has recorded: `CLUSTER_HISTORY=file cargo nextest run --test cluster --run-ignored only -E
+/// 'test(recorded)' --no-capture`. A last line that was cut off is left out.
+#[test]
+#[ignore = "needs a recorded history"]
+fn a_recorded_history_violates_no_promise() {
+    let path = std::env::var("CLUSTER_HISTORY").expect("CLUSTER_HISTORY");
+    let text = std::fs::read_to_string(path).expect("a history");
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let entries: Vec<Entry> =
+        whole.lines().map(|line| serde_json::from_str(line).expect("an entry")).collect();
+    println!("{} entries, {} executions", entries.len(), checker::executions(&entries));
+    let violations = checker::check(&entries, BOUND);
+    assert!(violations.is_empty(), "{} {violations:#?}", violations.len());
 }
 
 /// Starts members again that end by themselves, for example because Postgres was away when they started.
