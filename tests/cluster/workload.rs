@@ -329,7 +329,11 @@ impl World {
         let expected = hex(&Sha256::digest(expected));
         let outcome = self.insist(dice, op, (Method::POST, &path, ask), |reply| {
             let result = reply.json();
-            match (result["status"].as_str(), result["artifacts"][0]["id"].as_str()) {
+            let name = format!("a{number}");
+            // A command that runs at the same time may have written another file.
+            let own = result["artifacts"].as_array().into_iter().flatten();
+            let own = own.into_iter().find(|artifact| artifact["name"] == name.as_str());
+            match (result["status"].as_str(), own.and_then(|own| own["id"].as_str())) {
                 (Some("ok"), Some(id)) => {
                     Outcome::Artifact { id: id.to_owned(), sha256: expected.clone() }
                 }

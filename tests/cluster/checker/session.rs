@@ -52,12 +52,19 @@ pub(super) fn check(
 /// One observation for each execution, in the order in which they ran.
 fn observations<'a>(calls: &[&'a Call], report: &mut impl FnMut(Kind, String)) -> Vec<Seen<'a>> {
     let mut by_number: BTreeMap<u64, Seen<'a>> = BTreeMap::new();
+    // An execution may have run because of an earlier request that was not answered.
+    let mut first_invoked: HashMap<u64, u64> = HashMap::new();
+    for (number, call) in appends(calls) {
+        let first = first_invoked.entry(number).or_insert(call.invoked);
+        *first = call.invoked.min(*first);
+    }
     for call in calls {
         let (Op::Append { number, .. }, Outcome::State(state)) = (&call.op, &call.outcome) else {
             continue;
         };
         let completed = call.completed.unwrap_or(u64::MAX);
-        let seen = Seen { number: *number, state, invoked: call.invoked, completed };
+        let invoked = first_invoked.get(number).copied().unwrap_or(call.invoked);
+        let seen = Seen { number: *number, state, invoked, completed };
         match by_number.get_mut(number) {
             None => {
                 by_number.insert(*number, seen);
@@ -70,7 +77,6 @@ fn observations<'a>(calls: &[&'a Call], report: &mut impl FnMut(Kind, String)) -
                     );
                     report(Kind::RanTwice, detail);
                 }
-                first.invoked = first.invoked.min(call.invoked);
                 first.completed = first.completed.min(completed);
             }
         }

@@ -176,6 +176,12 @@ fn the_order_of_requests_is_kept() {
 }
 
 #[test]
+fn an_execution_counts_from_its_first_request() {
+    let script = Script::default().unknown(2).append(1, &[2, 1], "a", 20);
+    script.append(2, &[2], "a", 10).assert_correct();
+}
+
+#[test]
 fn a_refused_execution_did_not_run() {
     let refused = Outcome::Refused { status: 503, code: "unavailable".into() };
     let script = Script::default().append(1, &[1], "a", 10).call(append(2), refused.clone());
