@@ -8,6 +8,7 @@ use belljar_testkit::installation::Installation;
 use belljar_testkit::s3::Fault;
 use belljar_testkit::session::Session;
 use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 use serde_json::json;
 
 use crate::{answered, skip_without_cluster};
@@ -30,8 +31,11 @@ async fn migrate(server: &Installation, cluster: &Cluster, without: &[&str]) -> 
     (output.status.success(), said.concat())
 }
 
-fn owner_in_s3(cluster: &Cluster) -> String {
-    std::fs::read_to_string(cluster.object("owner")).expect("an owner").trim().to_owned()
+/// A node writes it when it has its lease, before it serves.
+async fn owner_in_s3(cluster: &Cluster) -> String {
+    let read = || std::fs::read_to_string(cluster.object("owner"));
+    eventually("the content in S3 has an owner", async || read().is_ok()).await;
+    read().expect("an owner").trim().to_owned()
 }
 
 fn owner_in_postgres(cluster: &Cluster) -> String {
@@ -94,14 +98,14 @@ async fn a_sleeping_session_of_a_single_server_wakes_in_the_cluster() {
         let at = link.find("/artifacts/").expect("a link");
         assert_eq!(moved.client.get(&link[at..]).await.text(200), "content");
     }
-    assert_eq!(owner_in_s3(&cluster), owner_in_postgres(&cluster));
+    assert_eq!(owner_in_s3(&cluster).await, owner_in_postgres(&cluster));
 }
 
 #[tokio::test]
 async fn all_nodes_share_the_content_in_s3_and_other_installations_do_not() {
     skip_without_cluster!();
     let cluster = Cluster::with(2, 1).await;
-    assert_eq!(owner_in_s3(&cluster), owner_in_postgres(&cluster));
+    assert_eq!(owner_in_s3(&cluster).await, owner_in_postgres(&cluster));
     let mut other = Installation::new();
     for (name, value) in cluster.env() {
         if name == "BELLJAR_BLOBS_URL" || name.starts_with("AWS_") {

@@ -522,7 +522,9 @@ impl World {
         let path = self.session(at).path(path);
         self.kill_meanwhile(&path, &ask, 200).await;
         if let Some(then) = then {
-            let result = self.session(at).exec(json!({"code": LOOK})).await.json(200);
+            self.asked += 1;
+            let ask = json!({"code": LOOK, "exec_id": format!("e{}", self.asked)});
+            let result = self.session(at).exec(ask).await.json(200);
             let seen: Value = serde_json::from_str(text(&result["stdout"])).expect("JSON");
             let is_lost = result["kernel_state"] == "lost";
             let life = &mut self.lives[at];
