@@ -32,7 +32,7 @@ pub(super) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(header::UPGRADE, protocol);
 }
 
-/// Tells the node the base of links. What the client sent is removed.
+/// Sets the base of links for the node. What the client sent is removed.
 pub(super) fn set_public_url(headers: &mut HeaderMap, url: Option<&HeaderValue>) {
     match url {
         Some(url) => drop(headers.insert(PUBLIC_URL, url.clone())),
