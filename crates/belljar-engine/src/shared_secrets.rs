@@ -29,15 +29,15 @@ pub struct OwnSecrets {
 }
 
 /// Stores those that a server has, so that its links, its content in S3 and the certificates in its sandboxes stay valid.
-pub async fn share(cluster: &dyn ClusterRecords, own: &OwnSecrets) -> Result<(), EngineError> {
+/// Returns the name of the catalog of artifacts.
+pub async fn share(cluster: &dyn ClusterRecords, own: &OwnSecrets) -> Result<String, EngineError> {
     if own.link_key.exists() {
         link_key(cluster, &own.link_key).await?;
     }
-    catalog_id(cluster, &own.catalog).await?;
     if own.authority.exists() {
         network_authority(cluster, &own.authority).await?;
     }
-    Ok(())
+    catalog_id(cluster, &own.catalog).await
 }
 
 /// The name of the catalog of artifacts.

@@ -1,13 +1,9 @@
 //! Checkpoints move with their session: each new pointer to the snapshot in S3 has them, and a node fetches one when the
 //! session is restored to it.
 
-use serde_json::Value;
-
 use super::Driver;
 use crate::error::EngineError;
 use crate::snapshots::SnapshotManifest;
-use crate::spec::Checkpoints;
-use crate::state::EngineState;
 
 impl Driver {
     /// Fetches a checkpoint that another node took. `None` if there is none in S3.
@@ -25,21 +21,4 @@ impl Driver {
         store.count(id, &self.session.tenant).await;
         Ok(fetched)
     }
-}
-
-/// Adds the checkpoints of a session to the pointer of its new snapshot. Call it before the row gets the pointer.
-pub(super) async fn add_checkpoints(
-    state: &EngineState,
-    session: &str,
-    bounds: Option<Checkpoints>,
-    pointer: Value,
-) -> Result<Value, EngineError> {
-    let (Some(bounds), Some(remote), Some((cluster, _))) =
-        (bounds, state.snapshot_store.remote(), state.cluster())
-    else {
-        return Ok(pointer);
-    };
-    let earlier = cluster.snapshot_of(session).await?;
-    let snapshots = state.snapshot_store.of_session(session);
-    remote.add_checkpoints(&pointer, earlier.as_ref(), &snapshots, bounds).await
 }

@@ -16,7 +16,6 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::Driver;
-use super::moved_checkpoints::add_checkpoints;
 use crate::error::{EngineError, in_full};
 use crate::snapshots::{Resume, SnapshotManifest, SnapshotPointer};
 use crate::spec::Checkpoints;
@@ -192,16 +191,20 @@ async fn upload(
     else {
         return Err(EngineError::Internal("this server has no S3".into()));
     };
-    let number = match number {
-        Some(number) => number,
-        None => {
-            let stored = cluster.snapshot_of(session).await?.map(SnapshotPointer::stored);
-            stored.map_or(0, |pointer| pointer.number()) + 1
-        }
+    let stored = match (number, checkpoints) {
+        (Some(_), None) => None,
+        _ => cluster.snapshot_of(session).await?.map(SnapshotPointer::stored),
     };
+    let number = number.unwrap_or_else(|| stored.as_ref().map_or(0, SnapshotPointer::number) + 1);
     let snapshots = state.snapshot_store.of_session(session);
     let uploaded = remote.upload(session, number, &snapshots, manifest).await?;
-    let uploaded = add_checkpoints(state, session, checkpoints, uploaded).await?;
+    let uploaded = match checkpoints {
+        Some(bounds) => {
+            let earlier = stored.as_ref().map(SnapshotPointer::value);
+            remote.add_checkpoints(&uploaded, earlier, &snapshots, bounds).await?
+        }
+        None => uploaded,
+    };
     let pointer = SnapshotPointer::new(uploaded, resume);
     cluster.set_snapshot(session, number, pointer.value().clone()).await?;
     if let Err(error) = remote.prune(pointer.value()).await {

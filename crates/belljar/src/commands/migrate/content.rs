@@ -58,8 +58,8 @@ async fn share_secrets(settings: &Settings, url: &DatabaseUrl) -> Result<String>
         catalog: settings.artifacts.database.clone(),
         authority: home::network_authority(settings),
     };
-    shared_secrets::share(cluster, &own).await.context("failed to copy the secrets")?;
-    let catalog = shared_secrets::catalog_id(cluster, &own.catalog).await?;
+    let catalog =
+        shared_secrets::share(cluster, &own).await.context("failed to copy the secrets")?;
     store.close().await;
     Ok(catalog)
 }
@@ -128,7 +128,8 @@ async fn copy_snapshots(
     sessions: &MigratedSessions,
     server: &str,
 ) -> Result<()> {
-    let remote = RemoteSnapshotConfig { objects: objects.clone(), class: class(settings) };
+    let class = class(settings);
+    let remote = RemoteSnapshotConfig { objects: objects.clone(), class: class.clone() };
     let config = SnapshotConfig { remote: Some(remote), ..settings.server.snapshots.clone() };
     let mut copier = SnapshotCopier::open(config, server)?;
     let sleeping = sessions.sleeping().await?;
@@ -150,9 +151,8 @@ async fn copy_snapshots(
         pace.say(|| format!("snapshots: {copied} of {} sessions", sleeping.len()));
     }
     output::say(&format!(
-        "snapshots: {copied} sleeping sessions copied, {}, read back and intact; any node of class `{}` can wake them",
-        HumanBytes(bytes),
-        class(settings)
+        "snapshots: {copied} sleeping sessions copied, {}, read back and intact; any node of class `{class}` can wake them",
+        HumanBytes(bytes)
     ));
     Ok(())
 }
