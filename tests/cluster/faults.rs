@@ -28,6 +28,7 @@ pub(crate) enum Kind {
     CutGatewayFromPostgres,
     StopPostgres,
     KillPostgres,
+    FailOverPostgres,
     SlowS3,
     FailingS3,
     RefusingS3,
@@ -35,7 +36,7 @@ pub(crate) enum Kind {
 }
 
 /// Each kind with its weight.
-const KINDS: [(Kind, u64); 18] = [
+const KINDS: [(Kind, u64); 19] = [
     (Kind::KillNode, 10),
     (Kind::PauseNode, 10),
     (Kind::DrainNode, 3),
@@ -50,6 +51,7 @@ const KINDS: [(Kind, u64); 18] = [
     (Kind::CutGatewayFromPostgres, 6),
     (Kind::StopPostgres, 3),
     (Kind::KillPostgres, 2),
+    (Kind::FailOverPostgres, 3),
     (Kind::SlowS3, 4),
     (Kind::FailingS3, 4),
     (Kind::RefusingS3, 4),
@@ -113,7 +115,7 @@ impl Schedule {
             Kind::KillGateway | Kind::PauseGateway | Kind::CutGatewayFromPostgres => {
                 Target::Gateway(self.dice.index(self.gateways))
             }
-            Kind::StopPostgres | Kind::KillPostgres => Target::Postgres,
+            Kind::StopPostgres | Kind::KillPostgres | Kind::FailOverPostgres => Target::Postgres,
             Kind::SlowS3 | Kind::FailingS3 | Kind::RefusingS3 | Kind::HangingS3 => Target::S3,
         }
     }
@@ -122,7 +124,10 @@ impl Schedule {
     fn duration(&mut self, kind: Kind) -> Duration {
         let lease = u64::try_from(LEASE.as_millis()).expect("a short lease");
         let longest = match kind {
-            Kind::StopPostgres | Kind::KillPostgres | Kind::PauseGateway => lease * 2,
+            Kind::StopPostgres
+            | Kind::KillPostgres
+            | Kind::FailOverPostgres
+            | Kind::PauseGateway => lease * 2,
             _ => lease * 4,
         };
         match self.dice.below(3) {
@@ -276,6 +281,7 @@ async fn of_gateway(cluster: &Cluster, number: usize, fault: &Fault) {
 
 async fn of_postgres(cluster: &Cluster, fault: &Fault) {
     match fault.kind {
+        Kind::FailOverPostgres => return cluster.postgres.fail_over(fault.duration).await,
         Kind::KillPostgres => cluster.postgres.kill().await,
         _ => cluster.postgres.stop_at_once().await,
     }

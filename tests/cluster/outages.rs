@@ -95,6 +95,34 @@ async fn an_outage_longer_than_the_lease_costs_no_session() {
     );
 }
 
+/// The standby has started long before, so the age of the server does not show that nodes could not renew their leases.
+#[tokio::test]
+async fn a_failover_to_a_standby_costs_no_session_and_nothing_acknowledged() {
+    skip_without_cluster!();
+    let cluster = Plan::new(2, 2).with_standby().start().await;
+    let session = cluster.client(0).session_with(json!({})).await;
+    session.printed("x = 7").await;
+    let ask = json!({"code": "print(x)", "exec_id": "before"});
+    assert_eq!(answered(&session, ask.clone()).await["stdout"], "7\n");
+    for value in 8..10 {
+        // A gateway that starts meanwhile does not know how long nodes could not renew their leases.
+        cluster.gateways[1].kill().await;
+        tokio::join!(cluster.postgres.fail_over(Duration::from_secs(9)), async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            cluster.gateways[1].start().await;
+        });
+        let next = json!({"code": "x += 1; print(x)"});
+        let result = answered(&session, next).await;
+        assert_eq!(
+            (&result["stdout"], &result["kernel_state"]),
+            (&json!(format!("{value}\n")), &json!("kept")),
+            "{result:#}"
+        );
+        let again = answered(&session, ask.clone()).await;
+        assert_eq!(again["stdout"], "7\n", "an end that was acknowledged is still known");
+    }
+}
+
 #[tokio::test]
 async fn a_session_hibernates_while_s3_is_away_and_loses_nothing() {
     skip_without_cluster!();

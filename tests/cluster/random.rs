@@ -41,7 +41,7 @@ async fn faults_violate_no_promise() {
     let seconds = setting("CLUSTER_SECONDS").unwrap_or(SECONDS);
     let seed = setting("CLUSTER_SEED").unwrap_or_else(|| u64::from(std::process::id()));
     eprintln!("CLUSTER_SEED={seed} CLUSTER_SECONDS={seconds}");
-    let plan = Plan::new(NODES, GATEWAYS).env("BELLJAR_LOG", "info");
+    let plan = Plan::new(NODES, GATEWAYS).with_standby().env("BELLJAR_LOG", "info");
     let cluster = Arc::new(plan.start().await);
     let history = history_path(seed);
     let world = World::new(&cluster, Recorder::new(&history));

@@ -12,7 +12,7 @@ use crate::{landlock, mount, privileges, process, seccomp};
 
 /// A step that could not be carried out.
 #[derive(Debug, thiserror::Error)]
-#[error("failed to {step}")]
+#[error("the step `{step}` failed")]
 pub struct StepError {
     pub step: String,
     #[source]

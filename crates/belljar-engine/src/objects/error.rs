@@ -14,6 +14,8 @@ pub enum ObjectError {
         #[source]
         cause: Box<object_store::Error>,
     },
+    #[error("the bucket of `{place}` (BELLJAR_BLOBS_URL) does not exist; create it first")]
+    NoBucket { place: String },
     #[error("`{place}` (BELLJAR_BLOBS_URL) has no object `{key}`")]
     NotFound { key: String, place: String },
     #[error(
@@ -53,6 +55,11 @@ impl ObjectError {
             return ObjectError::Refused { action, key, place, code };
         }
         match cause {
+            object_store::Error::NotFound { source, .. }
+                if code_in(&source.to_string()) == Some("NoSuchBucket") =>
+            {
+                ObjectError::NoBucket { place }
+            }
             object_store::Error::NotFound { .. } => ObjectError::NotFound { key, place },
             cause => ObjectError::Failed { action, key, place, cause: Box::new(cause) },
         }
@@ -65,7 +72,9 @@ impl ObjectError {
             ObjectError::Refused { .. } => io::ErrorKind::PermissionDenied,
             ObjectError::Truncated { .. } => io::ErrorKind::InvalidData,
             ObjectError::Local { cause, .. } => cause.kind(),
-            ObjectError::Setup { .. } | ObjectError::Failed { .. } => io::ErrorKind::Other,
+            ObjectError::NoBucket { .. }
+            | ObjectError::Setup { .. }
+            | ObjectError::Failed { .. } => io::ErrorKind::Other,
         }
     }
 }

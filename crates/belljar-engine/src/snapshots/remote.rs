@@ -86,7 +86,6 @@ struct Pointer {
     version: u32,
     session: String,
     /// See [`SnapshotPointer::number`](super::SnapshotPointer::number).
-    #[serde(alias = "epoch")]
     number: i64,
     /// The class of the node that made it. Nodes that cannot wake this class restore only its files.
     class: String,

@@ -56,13 +56,14 @@ const RENEW: &str = concat!(
 );
 
 /// Marks nodes as lost whose lease ended $1 milliseconds ago. Nodes could not renew their leases
-/// while the database was away: each has the time of its lease for that after a start of Postgres,
-/// and after this process could not reach it, which was $2 milliseconds ago.
+/// while the database was away: each has the time of its lease for that after a start of Postgres.
+/// After a failover to a standby, which started long before, this process has not reached it for
+/// long: it did so for $2 milliseconds.
 const EXPIRE: &str = "UPDATE nodes SET state = 'lost'
      WHERE state IN ('ready', 'draining')
        AND lease_until < now() - $1::bigint * interval '1 millisecond'
        AND pg_postmaster_start_time() < now() - lease_ms * interval '1 millisecond'
-       AND ($2::bigint IS NULL OR lease_ms < $2)
+       AND lease_ms < $2::bigint
      RETURNING id";
 
 /// Takes all sessions of nodes that are lost or gone. Also those that a lost node stored before it
@@ -83,7 +84,14 @@ const TAKE: &str = "UPDATE sessions SET owner = NULL, epoch = sessions.epoch + 1
 
 /// Nodes that are lost or gone are forgotten after a week.
 const FORGET: &str = "DELETE FROM nodes
-     WHERE state IN ('lost', 'gone') AND lease_until < now() - interval '7 days'";
+     WHERE state IN ('lost', 'gone') AND lease_until < now() - interval '7 days'
+     RETURNING id";
+
+/// Ends the sessions whose files are only on these nodes.
+const END_PINNED: &str = "UPDATE sessions SET owner = NULL, epoch = epoch + 1, handle = NULL,
+         phase = 'failed', ended_ms = (extract(epoch FROM now()) * 1000)::bigint,
+         ended_because = 'the node with its files has been away for a week'
+     WHERE pinned = ANY($1) AND phase NOT IN ('stopped', 'failed')";
 
 /// The epoch rises also if this node owns the session already: a late write of its earlier claim,
 /// such as a release that was not answered, then fails.
@@ -175,7 +183,7 @@ impl ClusterRecords for PostgresStore {
     }
 
     async fn take_over_expired(&self, margin: Duration) -> Result<Vec<TakenOver>, StoreError> {
-        let reachable = self.pool.since_outage().map(lease_ms);
+        let reachable = lease_ms(self.pool.reachable_for());
         let margin = lease_ms(margin);
         self.pool
             .write_long(Side::Safe, move |connection| -> Work<'_, Vec<TakenOver>> {
@@ -571,7 +579,7 @@ async fn register(
 async fn take_over(
     connection: &mut Connection,
     margin: i64,
-    reachable: Option<i64>,
+    reachable: i64,
 ) -> Result<Vec<TakenOver>, Failed> {
     let mut taken: BTreeMap<String, TakenOver> = BTreeMap::new();
     let entry = |node: String| TakenOver { node, asleep: Vec::new(), lost: Vec::new() };
@@ -604,7 +612,11 @@ async fn take_over(
             &[],
         )
         .await?;
-    connection.execute(FORGET, &[]).await?;
+    let forgotten = connection.query(FORGET, &[]).await?;
+    let forgotten = forgotten.iter().map(|row| row.try_get(0)).collect::<Result<Vec<&str>, _>>()?;
+    if !forgotten.is_empty() {
+        connection.execute(END_PINNED, &[&forgotten]).await?;
+    }
     Ok(taken.into_values().collect())
 }
 

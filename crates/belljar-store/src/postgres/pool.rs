@@ -265,8 +265,8 @@ struct Inner {
     quick: Connections,
     safe: Connections,
     closed: AtomicBool,
-    /// When the database could not be reached for the last time.
-    last_outage: Mutex<Option<Instant>>,
+    /// When the pool was opened, or when the database could not be reached for the last time.
+    reachable_since: Mutex<Instant>,
 }
 
 struct Connections {
@@ -300,7 +300,7 @@ impl Pool {
                  WHERE current_setting('synchronous_commit') = 'off'",
             ),
             closed: AtomicBool::new(false),
-            last_outage: Mutex::default(),
+            reachable_since: Mutex::new(Instant::now()),
         };
         let connecting = tokio::time::timeout(CALL, inner.connect(&inner.quick)).await;
         let connection = connecting.map_err(|_| Failed::TimedOut).flatten().map_err(failed)?;
@@ -312,9 +312,9 @@ impl Pool {
         &self.inner.url
     }
 
-    /// How long the database has been reachable without interruption; `None` if it always was.
-    pub(super) fn since_outage(&self) -> Option<Duration> {
-        lock_unpoisoned(&self.inner.last_outage).map(|at| at.elapsed())
+    /// How long this process has reached the database without interruption.
+    pub(super) fn reachable_for(&self) -> Duration {
+        lock_unpoisoned(&self.inner.reachable_since).elapsed()
     }
 
     pub(super) async fn read<T, J>(&self, job: J) -> Result<T, StoreError>
@@ -369,7 +369,7 @@ impl Pool {
                 Err(_) => Failed::TimedOut,
             };
             if failed.is_unavailable() {
-                *lock_unpoisoned(&inner.last_outage) = Some(Instant::now());
+                *lock_unpoisoned(&inner.reachable_since) = Instant::now();
             }
             Err(failed.into_store_error(otherwise))
         });

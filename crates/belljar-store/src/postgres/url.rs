@@ -20,6 +20,7 @@ use tokio_rustls::rustls::{
     ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
 
+/// For all servers of the URL together.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A connection without traffic is probed after this time, so that a lost server is noticed.
@@ -84,9 +85,10 @@ impl DatabaseUrl {
         };
         // The cause could contain parts of the password.
         let mut config: Config = plain.parse().map_err(|_| BadDatabaseUrl::NotAUrl)?;
+        let servers = u32::try_from(config.get_hosts().len()).unwrap_or(u32::MAX).max(1);
         config
             .ssl_mode(mode)
-            .connect_timeout(CONNECT_TIMEOUT)
+            .connect_timeout(CONNECT_TIMEOUT / servers)
             .keepalives_idle(KEEPALIVE)
             .tcp_user_timeout(UNACKNOWLEDGED);
         if config.get_application_name().is_none() {

@@ -1,4 +1,4 @@
-//! A cluster on one machine: nodes, gateways, ClusterPostgres and S3, each on a machine of its own in a private network.
+//! A cluster on one machine: nodes, gateways, Postgres and S3, each on a machine of its own in a private network.
 //!
 //! Everything ends with the [`Cluster`], also after a panic.
 
@@ -55,12 +55,20 @@ pub fn is_impossible() -> Option<&'static str> {
 pub struct Plan {
     nodes: usize,
     gateways: usize,
+    standby: bool,
     env: Vec<(String, String)>,
 }
 
 impl Plan {
     pub fn new(nodes: usize, gateways: usize) -> Plan {
-        Plan { nodes, gateways, env: Vec::new() }
+        Plan { nodes, gateways, standby: false, env: Vec::new() }
+    }
+
+    /// Postgres has a synchronous standby.
+    #[must_use]
+    pub fn with_standby(mut self) -> Plan {
+        self.standby = true;
+        self
     }
 
     /// A setting of all nodes and gateways.
@@ -101,6 +109,9 @@ impl Cluster {
         make_authority(&directory);
         let network = Network::new();
         let postgres = ClusterPostgres::start(&network).await;
+        if plan.standby {
+            postgres.add_standby().await;
+        }
         let objects = S3Server::start();
         let target = objects.endpoint().replace("http://", "").parse().expect("an address");
         let s3 = Proxy::start(network.own_address(), target).await;

@@ -291,7 +291,11 @@ impl FollowedExec<'_> {
             let reason = done.reason.as_deref();
             Ending { status: done.status, reason, dropped: done.dropped, images }.report();
             if done.kernel_state == KernelState::Lost {
-                output::say("the variables of the session are lost");
+                let session = self.session;
+                output::say(&format!(
+                    "the variables of the session are lost or have earlier values; \
+                     `belljar session show {session}` says why"
+                ));
             }
         }
         Ok(output::exit_code(done.exit_code))
