@@ -166,10 +166,10 @@ test-gateway: tested sdk-python
 	@scripts/tool cargo-nextest
 	$(CARGO) nextest run --locked --profile fuzz --package belljar --test cluster --run-ignored only --no-capture -E 'test(/^suites::/)'
 
-# What a cluster costs in comparison with a single server: ratios, with the binary of the tests.
-bench-cluster: tested
+# What a cluster costs in comparison with a single server: ratios, with the optimizations of `make demo`.
+bench-cluster:
 	@scripts/tool cargo-nextest
-	$(CARGO) nextest run --locked --profile fuzz --package belljar --test cluster --run-ignored only --no-capture -E 'test(/^figures::/)'
+	$(CARGO) nextest run --locked --cargo-profile demo --profile fuzz --package belljar --test cluster --run-ignored only --no-capture -E 'test(/^figures::/)'
 
 # Installs the Helm chart into the cluster of KUBECONFIG. Without one it says so and is counted as skipped.
 test-kubernetes:

@@ -52,6 +52,28 @@ async fn sessions_of_a_killed_node_go_on_or_are_said_to_be_lost() {
     assert_eq!(cluster.owner(&kept.id), Some(1));
 }
 
+/// Otherwise it would get all new sessions, because it has the fewest.
+#[tokio::test]
+async fn a_node_that_cannot_build_sandboxes_says_so_and_leaves() {
+    skip_without_cluster!();
+    let cluster = Cluster::with(1, 0).await;
+    let node = &cluster.nodes[0];
+    node.terminate().await;
+    let parent = node.installation.scratch().cgroup_parent();
+    let limits =
+        ["pids/", ""].map(|controller| format!("/sys/fs/cgroup/{controller}{parent}/pids.max"));
+    let limit = limits.iter().find(|path| std::path::Path::new(path).exists()).expect("a cgroup");
+    std::fs::write(limit, "0").expect("a limit");
+    node.start().await;
+    eventually("it ends", async || node.has_died().await).await;
+    let log = node.log();
+    assert!(log.contains("this machine cannot run sandboxes"), "{log}");
+    cluster.postgres.returns("select state from nodes", "gone").await;
+    std::fs::write(limit, "max").expect("a limit");
+    node.start().await;
+    cluster.has_ready_nodes(1).await;
+}
+
 /// A session with an execution, whose node hibernates it.
 async fn asleep_on_its_node(cluster: &Cluster) -> Session {
     let session = cluster.client(0).session_with(json!({})).await;

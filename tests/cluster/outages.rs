@@ -103,7 +103,7 @@ async fn a_failover_to_a_standby_costs_no_session_and_nothing_acknowledged() {
     let session = cluster.client(0).session_with(json!({})).await;
     session.printed("x = 7").await;
     let ask = json!({"code": "print(x)", "exec_id": "before"});
-    assert_eq!(answered(&session, ask.clone()).await["stdout"], "7\n");
+    assert_eq!(session.exec(ask.clone()).await.json(200)["stdout"], "7\n");
     for value in 8..10 {
         // A gateway that starts meanwhile does not know how long nodes could not renew their leases.
         cluster.gateways[1].kill().await;
@@ -118,7 +118,7 @@ async fn a_failover_to_a_standby_costs_no_session_and_nothing_acknowledged() {
             (&json!(format!("{value}\n")), &json!("kept")),
             "{result:#}"
         );
-        let again = answered(&session, ask.clone()).await;
+        let again = session.exec(ask.clone()).await.json(200);
         assert_eq!(again["stdout"], "7\n", "an end that was acknowledged is still known");
     }
 }

@@ -655,6 +655,25 @@ async fn expired_sessions_without_an_owner_are_found_by_their_expiry() {
 }
 
 #[tokio::test]
+async fn sessions_whose_files_are_on_a_node_that_never_returns_end_with_a_reason() {
+    let cluster = Cluster::new();
+    let (away, other) = (cluster.node("away", LEASE).await, cluster.node("other", FOREVER).await);
+    let mut pinned = session("pinned");
+    pinned.spec.storage = Storage::Bind;
+    put(&away, pinned).await;
+    away.release_session("pinned", None).await.unwrap();
+    other.lose_node("away").await.unwrap();
+    other.take_over_expired(Duration::ZERO).await.unwrap();
+    assert_eq!(other.session("pinned").await.unwrap().unwrap().phase, Phase::Hibernated);
+    cluster.sql("UPDATE nodes SET lease_until = now() - interval '8 days' WHERE id = 'away'");
+    other.take_over_expired(Duration::ZERO).await.unwrap();
+    let ended = other.session("pinned").await.unwrap().unwrap();
+    assert_eq!(ended.phase, Phase::Failed);
+    assert_eq!(ended.ended_because.unwrap(), "the node with its files has been away for a week");
+    assert_eq!(other.nodes().await.unwrap().len(), 1, "it is forgotten");
+}
+
+#[tokio::test]
 async fn a_task_is_begun_by_one_node_at_a_time() {
     let cluster = Cluster::new();
     let nodes = [cluster.node("one", FOREVER).await, cluster.node("two", FOREVER).await];

@@ -90,7 +90,8 @@ pub fn can_wake_on(snapshot: &str, node: &str) -> Result<(), String> {
     if snapshot == node {
         return Ok(());
     }
-    let (Ok(snapshot), Ok(node)) = (snapshot.parse::<NodeClass>(), node.parse::<NodeClass>()) else {
+    let (Ok(snapshot), Ok(node)) = (snapshot.parse::<NodeClass>(), node.parse::<NodeClass>())
+    else {
         return Err("the snapshot is of a node of another class".into());
     };
     if snapshot.image != node.image {

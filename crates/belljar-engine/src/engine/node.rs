@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use belljar_runtime::SandboxSpec;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, timeout_at};
@@ -10,7 +11,9 @@ use tokio::time::{Instant, timeout_at};
 use super::Engine;
 use crate::admission::Quota;
 use crate::error::{EngineError, in_full};
+use crate::pool::warm_sandbox;
 use crate::session::Session;
+use crate::spec::{SessionSpec, Storage};
 
 /// A session that was hibernated has until the end of the drain to be uploaded and released, and at least this long.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(15);
@@ -40,6 +43,18 @@ enum Outcome {
 }
 
 impl Engine {
+    /// Builds a sandbox with a kernel and removes it. An error means that this machine cannot run sessions.
+    pub async fn try_sandbox(&self) -> Result<(), EngineError> {
+        let runtime = &self.state.runtime;
+        runtime.warmed_up().await;
+        let spec = SessionSpec { storage: Storage::Tmpfs, ..self.state.config.defaults.clone() };
+        let spec = self.state.sandbox_spec(&spec, &crate::new_id("try"))?;
+        // The sandbox ends with this server.
+        let spec = SandboxSpec { alone_for_s: 0, ..spec };
+        warm_sandbox(runtime, &spec).await?.destroy().await;
+        Ok(())
+    }
+
     /// Freezes or thaws all sandboxes. While they are frozen, work is refused and time limits do not count.
     pub async fn freeze(&self, frozen: bool) -> Result<(), EngineError> {
         if frozen {

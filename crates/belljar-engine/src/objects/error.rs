@@ -49,17 +49,17 @@ impl ObjectError {
         cause: object_store::Error,
     ) -> ObjectError {
         let (key, place) = (key.to_owned(), place.to_owned());
+        let answer = cause.to_string();
+        let code = code_in(&answer);
+        if code == Some("NoSuchBucket") {
+            return ObjectError::NoBucket { place };
+        }
         if is_refusal(&cause) {
             // The rest of the answer has the signed text of the request, which helps no reader.
-            let code = code_in(&cause.to_string()).unwrap_or("access denied").to_owned();
+            let code = code.unwrap_or("access denied").to_owned();
             return ObjectError::Refused { action, key, place, code };
         }
         match cause {
-            object_store::Error::NotFound { source, .. }
-                if code_in(&source.to_string()) == Some("NoSuchBucket") =>
-            {
-                ObjectError::NoBucket { place }
-            }
             object_store::Error::NotFound { .. } => ObjectError::NotFound { key, place },
             cause => ObjectError::Failed { action, key, place, cause: Box::new(cause) },
         }

@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 
 use super::network::{Machine, Network, run};
 use super::process::{Process, SIGQUIT};
-use crate::wait::{PATIENCE, eventually};
+use crate::wait::PATIENCE;
 
 /// Postgres refuses to run as root.
 const USER: &str = "postgres";
@@ -140,11 +140,16 @@ impl ClusterPostgres {
 
     /// Waits until a query returns this.
     pub async fn returns(&self, statement: &str, expected: &str) {
-        eventually(&format!("{statement}: {expected}"), async || {
+        // Not `eventually`, whose future cannot be sent to another thread.
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let found = self.psql("belljar", statement);
+            if found.as_deref().is_ok_and(|found| found.trim() == expected) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{statement}: {found:?} instead of {expected}");
             tokio::time::sleep(Duration::from_millis(50)).await;
-            self.psql("belljar", statement).is_ok_and(|found| found.trim() == expected)
-        })
-        .await;
+        }
     }
 
     pub fn log(&self) -> String {

@@ -95,6 +95,15 @@ async fn run(settings: &Settings, prepared: Prepared) -> Result<()> {
     };
     let (engine, app) = server::start(settings, setup).await?;
     sandboxes.set_engine(&engine);
+    // Gateways prefer a node with few sessions, so one that fails to build sandboxes would get all new ones.
+    if engine.live_sessions() == 0
+        && let Err(error) = engine.try_sandbox().await
+    {
+        keeping.abort();
+        let _ = keeping.await;
+        set_state(&*store, NodeState::Gone).await;
+        return Err(error).context("this machine cannot run sandboxes; `belljar doctor` explains");
+    }
     let draining = Arc::new(AtomicBool::new(false));
     app.set_more_metrics(metrics::of(status, &engine, node.capacity, Arc::clone(&draining)));
     announce(&listener, &node, &app, &engine);

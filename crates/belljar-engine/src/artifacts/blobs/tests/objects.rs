@@ -25,8 +25,12 @@ impl S3Fixture {
     }
 
     pub(super) fn objects(&self) -> Objects {
+        self.objects_at(self.server.url())
+    }
+
+    fn objects_at(&self, url: String) -> Objects {
         let config = ObjectsConfig {
-            url: self.server.url(),
+            url,
             endpoint: Some(self.server.endpoint()),
             region: None,
             key: Some((KEY_ID.into(), SECRET.into())),
@@ -65,6 +69,14 @@ fn content(blobs: &Blobs, digest: &Digest, size: usize) -> io::Result<Vec<u8>> {
 /// Content that differs in each part.
 fn large(size: usize) -> Vec<u8> {
     (0..size / 8 + 1).flat_map(|number| number.to_le_bytes()).take(size).collect()
+}
+
+#[test]
+fn a_missing_bucket_is_said_to_be_missing() {
+    let fixture = S3Fixture::new();
+    let objects = fixture.objects_at("s3://missing/prefix".into());
+    let error = fixture.runtime.block_on(objects.check()).unwrap_err().to_string();
+    assert!(error.contains("the bucket of `s3://missing/prefix`"), "{error}");
 }
 
 #[test]
