@@ -98,8 +98,25 @@ async fn asleep(cluster: &Cluster) -> (Session, usize) {
     (session, owner)
 }
 
+/// A session of each node is put to sleep, and the nodes fetch from each other what most of their sessions share.
+async fn share_layers(cluster: &Cluster) {
+    for other in 0..cluster.nodes.len() {
+        for node in (0..cluster.nodes.len()).filter(|node| *node != other) {
+            set_state(cluster, node, "draining").await;
+        }
+        let (session, owner) = asleep(cluster).await;
+        assert_eq!(owner, other);
+        session.stop().await;
+        for node in 0..cluster.nodes.len() {
+            set_state(cluster, node, "ready").await;
+        }
+    }
+    tokio::time::sleep(Duration::from_secs(20)).await;
+}
+
 async fn wakes(cluster: &Cluster) {
     let (mut same, mut other) = (Vec::new(), Vec::new());
+    share_layers(cluster).await;
     for round in 0..WAKES {
         let (session, owner) = asleep(cluster).await;
         let elsewhere = round % 2 == 1;

@@ -34,6 +34,9 @@ const PIECE: u64 = 8 << 20;
 /// The most pieces of one object that S3 takes.
 const MAX_PIECES: u64 = 10_000;
 
+/// Fewer bytes are fetched with one request, because several would not be faster.
+const SMALLEST_FETCH: u64 = 1 << 20;
+
 /// Pieces of one object that are sent or fetched at the same time.
 const PIECES_AT_ONCE: usize = 4;
 
@@ -166,8 +169,10 @@ impl Objects {
     /// Fetches an object of a known size into an empty file. Fails if the object has another size.
     pub async fn get_file(&self, key: &str, file: Arc<File>, size: u64) -> Result<(), ObjectError> {
         let mut fetching = JoinSet::new();
-        for start in (0..size).step_by(usize_of(PIECE)) {
-            let piece = start..size.min(start + PIECE);
+        // A session waits for its snapshot, so also an object that one request could fetch is divided.
+        let step = size.div_ceil(PIECES_AT_ONCE as u64).clamp(SMALLEST_FETCH, PIECE);
+        for start in (0..size).step_by(usize_of(step)) {
+            let piece = start..size.min(start + step);
             if fetching.len() == PIECES_AT_ONCE {
                 next(&mut fetching, key).await?;
             }

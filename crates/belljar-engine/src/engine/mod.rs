@@ -90,7 +90,7 @@ pub struct Engine {
     /// Becomes true when everything that an earlier server left has been taken over or cleaned up.
     recovered: watch::Sender<bool>,
     /// Tasks that count usage and remove old data until the engine is closed.
-    chores: [tokio::task::JoinHandle<()>; 2],
+    chores: [tokio::task::JoinHandle<()>; 3],
 }
 
 impl Engine {
@@ -131,6 +131,7 @@ impl Engine {
         let chores = [
             tokio::spawn(upkeep::count_usage(Arc::clone(&registry))),
             tokio::spawn(upkeep::remove_old(Arc::clone(&registry))),
+            tokio::spawn(upkeep::fetch_shared_layers(Arc::clone(&registry))),
         ];
         let recovered = watch::Sender::new(false);
         let engine = Arc::new(Engine { state, registry, audit, recovered, chores });

@@ -13,6 +13,9 @@ use crate::usage;
 
 const PACE: Duration = Duration::from_secs(3600);
 
+/// How often a node looks for layers of other nodes.
+const FETCH_PACE: Duration = Duration::from_secs(15);
+
 /// How long rows of ended sessions are kept. Rows of sessions with files on disk are kept until the files are removed.
 const REMEMBERED_MS: i64 = 7 * 86_400_000;
 
@@ -36,6 +39,18 @@ pub(super) async fn remove_old(registry: Arc<Registry>) {
         }
         let retention = state.config.disk.retention_s.map_or(PACE, Duration::from_secs);
         tokio::time::sleep(PACE.min(retention.max(Duration::from_secs(1)))).await;
+    }
+}
+
+/// Fetches what most sessions of other nodes share, before one of them wakes here.
+pub(super) async fn fetch_shared_layers(registry: Arc<Registry>) {
+    let Some(remote) = registry.state.snapshot_store.remote() else { return };
+    loop {
+        // Without it the next wake fetches the layer, and reports why it cannot.
+        if let Err(error) = remote.fetch_zygote_layers().await {
+            tracing::debug!("failed to fetch layers of other nodes: {}", in_full(&error));
+        }
+        tokio::time::sleep(FETCH_PACE).await;
     }
 }
 

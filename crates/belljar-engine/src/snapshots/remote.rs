@@ -3,6 +3,7 @@
 //! ```text
 //! snapshots/<session>/<number>-<random>/<file>   files of one session
 //! snapshots/common/<sha256>                     layers that several sessions share
+//! snapshots/common/<class>/<sha256>             layers that sessions share with the zygote of their node
 //! ```
 //!
 //! A snapshot exists when the row of its session has its pointer ([`RemoteSnapshots::upload`] returns it): the manifest,
@@ -59,6 +60,10 @@ const COMMON_KEPT_MS: i64 = 24 * 3600 * 1000;
 
 /// A shared layer that is older than this is sent again instead of referred to, because a sweep could be removing it.
 const COMMON_TRUSTED_MS: i64 = COMMON_KEPT_MS / 2;
+
+/// Layers of zygotes are fetched before a session needs them, the newest first, while all of them together have at most
+/// this many bytes. The cache has room for more.
+const ZYGOTE_LAYERS: u64 = 2 << 30;
 
 /// The snapshots of all sessions in S3. Clones share the state.
 #[derive(Debug, Clone)]
@@ -143,8 +148,16 @@ struct LocalFile {
     file: Arc<File>,
     bytes: u64,
     sha256: Digest,
-    /// Other sessions have it too.
-    shared: bool,
+    sharing: Sharing,
+}
+
+/// Who has the same file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sharing {
+    OneSession,
+    SeveralSessions,
+    /// The zygote from which the kernels of a node are forked, so nearly all sessions of the node.
+    Zygote,
 }
 
 impl RemoteSnapshots {
@@ -278,6 +291,32 @@ impl RemoteSnapshots {
         Ok(count)
     }
 
+    /// Fetches layers that sessions of other nodes of this class share with a zygote. A wake then fetches only what is the
+    /// session's own.
+    pub(crate) async fn fetch_zygote_layers(&self) -> Result<(), EngineError> {
+        let mut there = self.0.objects.list_all(&self.0.zygote_layers()).await.map_err(failed)?;
+        there.sort_by_key(|object| std::cmp::Reverse(object.put_ms));
+        let mut bytes = 0;
+        let newest = there.into_iter().take_while(|object| {
+            bytes += object.size;
+            bytes <= ZYGOTE_LAYERS
+        });
+        for object in newest {
+            let sha256 = object.key.rsplit('/').next().and_then(|name| name.parse().ok());
+            if let Some(sha256) = sha256.filter(|_| !self.is_known(&object.key)) {
+                let (key, bytes) = (object.key, object.size);
+                let layer = RemoteFile { id: 0, kind: FileKind::Pages, key, bytes, sha256 };
+                self.0.cache.get(&self.0, &layer).await.map_err(EngineError::KeepSnapshot)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a session of this node has a file with this key.
+    fn is_known(&self, key: &str) -> bool {
+        crate::lock(&self.0.known).values().flatten().any(|file| file.key == key)
+    }
+
     /// Opens and hashes the files of a snapshot.
     async fn open_files(
         &self,
@@ -291,10 +330,14 @@ impl RemoteSnapshots {
                 let file = File::open(files.path(id, kind))?;
                 let metadata = file.metadata()?;
                 let sha256 = state.hashes.of(&file, &metadata)?;
-                let shared = common_layer(&state.commons, id).is_some() || metadata.nlink() > 1;
+                let sharing = match common_layer(&state.commons, id) {
+                    Some(_) => Sharing::Zygote,
+                    None if metadata.nlink() > 1 => Sharing::SeveralSessions,
+                    None => Sharing::OneSession,
+                };
                 let kind = FileKind::of(kind).ok_or(io::ErrorKind::InvalidInput)?;
                 let (file, bytes) = (Arc::new(file), metadata.len());
-                Ok(LocalFile { id, kind, file, bytes, sha256, shared })
+                Ok(LocalFile { id, kind, file, bytes, sha256, sharing })
             };
             parts.into_iter().map(open).collect()
         };
@@ -307,7 +350,7 @@ impl RemoteSnapshots {
         directory: &str,
         known: &[RemoteFile],
     ) -> Result<RemoteFile, ObjectError> {
-        let LocalFile { id, kind, file, bytes, sha256, shared } = local;
+        let LocalFile { id, kind, file, bytes, sha256, sharing } = local;
         let is_same = |other: &&RemoteFile| other.sha256 == sha256 && other.bytes == bytes;
         // A shared layer may be gone: the row has perhaps never referred to it.
         if let Some(same) = known.iter().find(is_same)
@@ -315,11 +358,12 @@ impl RemoteSnapshots {
         {
             return Ok(RemoteFile { id, kind, key: same.key.clone(), bytes, sha256 });
         }
-        let key = match shared {
-            true => format!("{COMMON}/{sha256}"),
-            false => format!("{directory}/{id}.{}", kind.name()),
+        let key = match sharing {
+            Sharing::OneSession => format!("{directory}/{id}.{}", kind.name()),
+            Sharing::SeveralSessions => format!("{COMMON}/{sha256}"),
+            Sharing::Zygote => format!("{}/{sha256}", self.0.zygote_layers()),
         };
-        if !shared || !self.has_common(&key, bytes).await? {
+        if sharing == Sharing::OneSession || !self.has_common(&key, bytes).await? {
             self.0.objects.put_file(&key, file, bytes).await?;
         }
         Ok(RemoteFile { id, kind, key, bytes, sha256 })
@@ -379,6 +423,12 @@ impl RemoteSnapshots {
 }
 
 impl RemoteState {
+    /// The prefix of the keys of layers of zygotes of this class. The text of a class may have any character.
+    fn zygote_layers(&self) -> String {
+        let class = Digest::of(self.class.as_bytes()).to_string();
+        format!("{COMMON}/{}", &class[..16])
+    }
+
     /// Fetches an object to a path and checks its content. The path has the whole content or does not change.
     async fn download(&self, remote: &RemoteFile, to: PathBuf) -> io::Result<()> {
         let name = format!("part-{}", belljar_sys::process::random_name());

@@ -206,6 +206,20 @@ async fn shared_layers_are_sent_and_fetched_once() {
     remote(&other).fetch(&pointers[1], &other.of_session("ses_2")).await.unwrap();
     assert_eq!(fixture.get_requests().iter().filter(|get| is_common(get)).count(), 0);
 
+    // Another node fetches it before a session needs it; nodes that have it do not.
+    let third = fixture.node("third");
+    for (node, expected) in [(&third, 1), (&third, 0), (&one, 0), (&other, 0)] {
+        remote(node).fetch_zygote_layers().await.unwrap();
+        let gets = fixture.get_requests();
+        // The list itself is a request without a key.
+        let fetched =
+            gets.iter().filter(|get| is_common(get) && !get.contains("list-type")).count();
+        assert_eq!(fetched, expected, "{gets:?}");
+    }
+    remote(&third).fetch(&pointers[2], &third.of_session("ses_3")).await.unwrap();
+    assert_eq!(fixture.get_requests().iter().filter(|get| is_common(get)).count(), 0);
+    same_files(&one, &third, "ses_3", &fetched[2]);
+
     // A sweep removes it when it is old and no session needs it.
     let later = clock::now_ms() + 2 * COMMON_KEPT_MS;
     let used: HashSet<String> = RemoteSnapshots::common_layers(&pointers[2]).unwrap().collect();
