@@ -222,7 +222,7 @@ fn an_exec_ends_as_its_code_does() {
     --- stdout
     --- stderr
     belljar: crashed: the kernel exited with status 9
-    belljar: the variables of the session are lost or have earlier values; `belljar session show SESSION` says why
+    belljar: the variables of the session are lost
     ");
     assert_snapshot!(exec(&["--max-output", "3", "-c", "print('abcdef')"]), @r"
     exit 0
@@ -428,7 +428,7 @@ fn a_session_that_is_stopped_under_an_exec_ends_it_with_a_word() {
     --- stdout
     --- stderr
     belljar: interrupted: the session was ended: it was stopped
-    belljar: the variables of the session are lost or have earlier values; `belljar session show SESSION` says why
+    belljar: the variables of the session are lost
     ");
 }
 

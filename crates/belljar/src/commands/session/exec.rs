@@ -290,12 +290,15 @@ impl FollowedExec<'_> {
         } else {
             let reason = done.reason.as_deref();
             Ending { status: done.status, reason, dropped: done.dropped, images }.report();
-            if done.kernel_state == KernelState::Lost {
-                let session = self.session;
-                output::say(&format!(
-                    "the variables of the session are lost or have earlier values; \
-                     `belljar session show {session}` says why"
-                ));
+            match (done.kernel_state, done.status) {
+                // The session had lost them before, or went back to an earlier snapshot.
+                (KernelState::Lost, Status::Ok) => output::say(&format!(
+                    "variables of the session were lost or have earlier values; \
+                     `belljar session show {}` says why",
+                    self.session
+                )),
+                (KernelState::Lost, _) => output::say("the variables of the session are lost"),
+                _ => {}
             }
         }
         Ok(output::exit_code(done.exit_code))
