@@ -206,7 +206,7 @@ mod tests {
         let steps =
             [Step::ChangeDir { path: "/".into() }, Step::ChangeDir { path: "/nowhere".into() }];
         let error = apply(&steps, &[]).unwrap_err();
-        assert_eq!(error.to_string(), "failed to change directory to /nowhere");
+        assert_eq!(error.to_string(), "the step `change directory to /nowhere` failed");
         assert_eq!(error.cause.kind(), io::ErrorKind::NotFound);
     }
 }

@@ -92,10 +92,22 @@ pub fn catches(pid: u32, signal: i32) -> bool {
     status_catches(&status, signal)
 }
 
+/// Whether the process was sent this signal and has not taken it yet.
+#[must_use]
+pub fn is_pending(pid: u32, signal: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    ["SigPnd:", "ShdPnd:"].iter().any(|mask| mask_has(&status, mask, signal))
+}
+
 fn status_catches(status: &str, signal: i32) -> bool {
-    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    u32::try_from(signal - 1).is_ok_and(|bit| caught.checked_shr(bit).unwrap_or(0) & 1 == 1)
+    mask_has(status, "SigCgt:", signal)
+}
+
+/// Whether a mask of signals in `/proc/PID/status` has this signal.
+fn mask_has(status: &str, mask: &str, signal: i32) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix(mask));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    u32::try_from(signal - 1).is_ok_and(|bit| mask.checked_shr(bit).unwrap_or(0) & 1 == 1)
 }
 
 /// Whether both have the same command line, as a process and its forks do.

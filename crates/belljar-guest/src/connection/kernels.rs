@@ -82,6 +82,11 @@ pub(super) fn lose(guest: &Guest, language: Language, reason: String) -> Result<
 
 /// The kernel that runs cells of this language, if there is one.
 pub(super) fn live(guest: &Guest, language: Language) -> Result<Rc<Kernel>, Refusal> {
-    let kernel = guest.kernels.borrow().get(&language.kernel()).cloned();
-    kernel.ok_or_else(|| refuse(RefusalCode::NoKernel, "there is no live kernel"))
+    let language = language.kernel();
+    let kernel = guest.kernels.borrow().get(&language).cloned();
+    kernel.ok_or_else(|| {
+        let why = guest.lost_kernel.borrow().get(&language).map(|reason| format!(": it {reason}"));
+        let why = why.unwrap_or_default();
+        refuse(RefusalCode::NoKernel, format!("there is no live kernel{why}"))
+    })
 }

@@ -116,6 +116,16 @@ pub(crate) struct KernelEnds {
     pub(crate) stderr: OwnedFd,
 }
 
+/// Waits a moment for a condition.
+async fn becomes_true(condition: impl Fn() -> bool) {
+    for _ in 0..FORK_CHECKS {
+        if condition() {
+            return;
+        }
+        sleep(FORK_CHECK_PACE).await;
+    }
+}
+
 impl Kernel {
     /// Makes the guest's half of a kernel. It replaces any other kernel of its language.
     pub(crate) fn prepare(guest: &Rc<Guest>, language: Language) -> io::Result<KernelEnds> {
@@ -265,14 +275,16 @@ impl Kernel {
     }
 
     fn available(&self) -> Result<(), Refusal> {
-        let (code, message) = match &*self.phase.borrow() {
-            Phase::Idle { .. } => return Ok(()),
-            Phase::Busy { .. } => (RefusalCode::Busy, "the kernel runs another execution"),
-            Phase::Starting | Phase::Dead { .. } => {
-                (RefusalCode::NoKernel, "there is no live kernel")
+        match &*self.phase.borrow() {
+            Phase::Idle { .. } => Ok(()),
+            Phase::Busy { .. } => {
+                Err(refuse(RefusalCode::Busy, "the kernel runs another execution"))
             }
-        };
-        Err(refuse(code, message))
+            Phase::Starting => Err(refuse(RefusalCode::NoKernel, "the kernel is still starting")),
+            Phase::Dead { reason } => {
+                Err(refuse(RefusalCode::NoKernel, format!("there is no live kernel: it {reason}")))
+            }
+        }
     }
 
     /// The kernel is free for the next cell.
@@ -351,6 +363,9 @@ impl Kernel {
     /// has that handler until it calls exec. Interrupted before that, the child would return to the
     /// prompt too, and become a second shell that reads the messages for the first. So the shell is
     /// stopped, and its children get a moment to call exec.
+    ///
+    /// The shell gets its signal first. If a command dies of the signal before the shell has seen its own, the shell
+    /// takes it for a command that failed, and after `set -e` it would end.
     async fn interrupt_once(&self) {
         let Some(shell) = self.pid.get().filter(|_| self.is_shell()) else {
             return self.signal_group(SIGINT);
@@ -359,16 +374,18 @@ impl Kernel {
             *pid != shell && procfs::catches(*pid, SIGINT) && procfs::same_command(*pid, shell)
         };
         let _ = process::signal(shell, SIGSTOP);
-        for _ in 0..FORK_CHECKS {
-            // A subshell with a trap looks like such a child for ever.
-            if procfs::is_stopped(shell) && !procfs::group_members(shell).iter().any(is_before_exec)
-            {
-                break;
-            }
-            sleep(FORK_CHECK_PACE).await;
-        }
-        self.signal_group(SIGINT);
+        // A subshell with a trap looks like such a child for ever.
+        let may_go_on = || {
+            procfs::is_stopped(shell) && !procfs::group_members(shell).iter().any(is_before_exec)
+        };
+        becomes_true(may_go_on).await;
+        let members = procfs::group_members(shell);
+        let _ = process::signal(shell, SIGINT);
         let _ = process::signal(shell, SIGCONT);
+        becomes_true(|| !procfs::is_pending(shell, SIGINT)).await;
+        for pid in members.into_iter().filter(|pid| *pid != shell) {
+            let _ = process::signal(pid, SIGINT);
+        }
     }
 
     /// Node replaces its SIGINT handlers around code that it can interrupt, and between two of them the
