@@ -22,6 +22,7 @@ if os.fork() == 0:
     os._exit(0)
 
 time.sleep(3)
-alive = len([name for name in os.listdir("/proc") if name.isdigit()])
+# A list is not made in one moment, so only those count that are still there after it.
+alive = sum(os.path.exists(f"/proc/{name}") for name in os.listdir("/proc") if name.isdigit())
 verdict = "ESCAPED" if alive > LIMIT else "CONTAINED"
 print(f"{verdict}: {alive} processes alive under a limit of 64")

@@ -7,7 +7,12 @@ bomb() { bomb | bomb & }
 most=0
 while ((SECONDS < 4)); do
     processes=(/proc/[0-9]*)
-    ((${#processes[@]} > most)) && most=${#processes[@]}
+    # A list is not made in one moment: processes that ended meanwhile never lived beside those that began later.
+    alive=0
+    for process in "${processes[@]}"; do
+        [[ -e $process ]] && ((++alive))
+    done
+    ((alive > most)) && most=$alive
 done
 if ((most > 72)); then # A few more for the sandbox's own processes.
     echo "ESCAPED: $most processes under a limit of 64"
