@@ -44,7 +44,9 @@ pub(super) async fn remove_old(registry: Arc<Registry>) {
 
 /// Fetches what most sessions of other nodes share, before one of them wakes here.
 pub(super) async fn fetch_shared_layers(registry: Arc<Registry>) {
-    let Some(remote) = registry.state.snapshot_store.remote() else { return };
+    let state = &registry.state;
+    // A single server with S3 has only its own layers.
+    let (Some(_), Some(remote)) = (state.cluster(), state.snapshot_store.remote()) else { return };
     loop {
         // Without it the next wake fetches the layer, and reports why it cannot.
         if let Err(error) = remote.fetch_zygote_layers().await {
